@@ -1,0 +1,1 @@
+"""Fused operators over batched logits: no model, no tokenizer, tensors in, tensors out."""
