@@ -1,1 +1,73 @@
+"""Several language models with different tokenizers write one text: exact, batched, fast.
+
+``ensemble_decode.kernels`` holds the fused operators over logits; everything else decodes with Hugging Face models on them.
+Names are imported on first use, so that ``import ensemble_decode`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .ensemble import Ensemble
+    from .errors import CacheError, ContextError, EnsembleError, InputError, ModelError, NumericalError, TokenizerError
+    from .fusion import fuse_step
+    from .methods import JS, KL, GaC, MaxProb, Sharpen, Single, UniTE
+    from .sampling import Sampling
+    from .types import Completion, Delta, Stats, TraceStep
+    from .vocab import AlignedVocab, ModelVocab
+
+_HOME = {
+    "Ensemble": "ensemble",
+    **dict.fromkeys(
+        ("CacheError", "ContextError", "EnsembleError", "InputError", "ModelError", "NumericalError", "TokenizerError"),
+        "errors",
+    ),
+    "fuse_step": "fusion",
+    **dict.fromkeys(("JS", "KL", "GaC", "MaxProb", "Sharpen", "Single", "UniTE"), "methods"),
+    "Sampling": "sampling",
+    **dict.fromkeys(("Completion", "Delta", "Stats", "TraceStep"), "types"),
+    **dict.fromkeys(("AlignedVocab", "ModelVocab"), "vocab"),
+}
+
+__all__ = [
+    "JS",
+    "KL",
+    "AlignedVocab",
+    "CacheError",
+    "Completion",
+    "ContextError",
+    "Delta",
+    "Ensemble",
+    "EnsembleError",
+    "GaC",
+    "InputError",
+    "MaxProb",
+    "ModelError",
+    "ModelVocab",
+    "NumericalError",
+    "Sampling",
+    "Sharpen",
+    "Single",
+    "Stats",
+    "TokenizerError",
+    "TraceStep",
+    "UniTE",
+    "__version__",
+    "fuse_step",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

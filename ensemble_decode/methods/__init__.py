@@ -1,1 +1,10 @@
+"""The methods: one file each, a frozen dataclass of settings with a ``round``."""
 
+from .base import BaseMethod, Method
+from .gac import GaC
+from .gates import JS, KL, Gate, MaxProb
+from .sharpen import Sharpen
+from .single import Single
+from .unite import UniTE
+
+__all__ = ["JS", "KL", "BaseMethod", "GaC", "Gate", "MaxProb", "Method", "Sharpen", "Single", "UniTE"]

@@ -1,0 +1,288 @@
+"""The loop under every method: rows in, rounds over shared forwards, rows out."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import kernels
+from .errors import EnsembleError
+from .rows import Row
+from .runner import Logits, Runner
+from .sampling import Sampling, choose_alone
+from .types import TraceStep
+from .vocab import AlignedVocab
+
+if TYPE_CHECKING:
+    from .methods import Method
+
+_TRACED = 10  # candidates shown in the trace where one model chooses alone
+
+
+@dataclass
+class Clock:
+    """Seconds of one round so far: each model's forwards, and fusion (its one transfer to the host included)."""
+
+    forward: list[float]
+    fusion: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+
+
+class Engine:
+    """Runs one method over rows that come and go; one engine serves one call.
+
+    A method's ``round`` asks it for logits (``next_logits``, ``extend``), fuses them under ``fusing()`` and gives each row its
+    token (``commit``, ``commit_alone``).
+    """
+
+    def __init__(
+        self,
+        runners: Sequence[Runner],
+        vocab: AlignedVocab,
+        weights: Sequence[float],
+        method: Method,
+        sampling: Sampling,
+        batch_size: int,
+    ) -> None:
+        self.runners = list(runners)
+        self.vocab = vocab
+        self.method = method
+        self.sampling = sampling
+        self.batch_size = batch_size
+        self.device = self.runners[method.primary].device
+        self.tensors = vocab.tensors(self.device)
+        self.weights = torch.tensor(list(weights), dtype=torch.float32, device=self.device)
+        self.clock = Clock([0.0] * len(self.runners))
+        self.eos = [frozenset(v.eos_ids) for v in vocab.models]
+        self.allowed = [torch.from_numpy(v.allowed).to(self.device) for v in vocab.models]
+        self._settings: dict[tuple[Any, ...], kernels.FuseSettings] = {}
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def run(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Run all rows to their end, at most ``batch_size`` at a time; yields a row after each round that moved it."""
+        waiting, active = deque(rows), list[Row]()
+        try:
+            while waiting or active:
+                while waiting and len(active) < self.batch_size:
+                    row = waiting.popleft()
+                    if not row.finished:
+                        self._open(row)
+                    if row.finished:
+                        yield row
+                    else:
+                        active.append(row)
+                if active:
+                    self._round(active)
+                    moved, active = active, [row for row in active if not row.finished]
+                    for row in moved:
+                        if row.finished:
+                            self._close(row)
+                    yield from moved
+        finally:
+            for row in active:
+                self._close(row)
+
+    def _open(self, row: Row) -> None:
+        try:
+            for m in row.models:
+                row.slots[m] = self.runners[m].acquire()
+        except EnsembleError as error:
+            self._close(row)
+            row.fail(str(error))
+
+    def _close(self, row: Row) -> None:
+        for m, slot in enumerate(row.slots):
+            if slot is not None:
+                self.runners[m].release(slot)
+                row.slots[m] = None
+
+    def _round(self, rows: list[Row]) -> None:
+        self.clock = clock = Clock([0.0] * len(self.runners))
+        self.method.round(self, rows)
+        wall = time.perf_counter() - clock.started
+        host = max(0.0, wall - sum(clock.forward) - clock.fusion)
+        for row in rows:
+            row.stats.rounds += 1
+            for m, seconds in enumerate(clock.forward):
+                row.stats.forward_seconds[m] += seconds / len(rows)
+            row.stats.fusion_seconds += clock.fusion / len(rows)
+            row.stats.host_seconds += host / len(rows)
+
+    # -- models ----------------------------------------------------------------------------------------------------
+
+    def next_logits(self, m: int, rows: Sequence[Row]) -> torch.Tensor:
+        """Model m's logits [B, V_m] of what comes next in each row, on the primary's device; forwards only what is pending."""
+        pending = [row.pending(m) for row in rows]
+        for row, ids in zip(rows, pending, strict=True):
+            row.cached[m] = row.total(m) - len(ids)
+        return self.extend(m, rows, pending, "last").values
+
+    def extend(
+        self, m: int, rows: Sequence[Row], ids: Sequence[Sequence[int]], logits: str | list[int]
+    ) -> Logits:
+        """Roll every row's cache of model m back to ``row.cached[m]`` positions, forward ``ids`` after them, and count them in.
+
+        Returns the logits asked for (see ``Runner.extend``), moved to the primary's device.
+        """
+        runner, began = self.runners[m], time.perf_counter()
+        slots = [row.slots[m] for row in rows]
+        for row, slot in zip(rows, slots, strict=True):
+            if runner.length(slot) > row.cached[m]:
+                runner.rollback(slot, row.cached[m])
+        out = runner.extend(slots, ids, logits)
+        for row, new in zip(rows, ids, strict=True):
+            row.cached[m] += len(new)
+            row.stats.forwarded[m] += len(new)
+        if out.values.device != self.device:
+            out = out._replace(values=out.values.to(self.device))
+        self.clock.forward[m] += time.perf_counter() - began
+        return out
+
+    # -- fusion ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def fusing(self) -> Iterator[None]:
+        """Counts the time inside as fusion."""
+        began = time.perf_counter()
+        yield
+        self.clock.fusion += time.perf_counter() - began
+
+    def settings(self, rows: Sequence[Row], **fields: Any) -> kernels.FuseSettings:
+        """Per-row settings of a fusion: the ensemble's weights, the call's sampling, and the fields given."""
+        key = (len(rows), *sorted(fields.items()))
+        made = self._settings.get(key)
+        if made is None:
+            s = self.sampling
+            made = kernels.FuseSettings.make(
+                len(rows),
+                len(self.runners),
+                self.device,
+                weights=self.weights.expand(len(rows), -1),
+                temperature=s.temperature,
+                sample_top_k=s.top_k,
+                top_p=s.top_p,
+                min_p=s.min_p,
+                seed=s.seed or 0,
+                **fields,
+            )
+            self._settings[key] = made
+        if self.sampling.greedy:
+            return made
+        numbers, steps = self.sampling_keys(rows)
+        return made._replace(row=numbers, step=steps)
+
+    def sampling_keys(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys (row, step) of the generator for the next token of each row; i64 [B]."""
+        numbers = torch.tensor([row.request.seed_row for row in rows], dtype=torch.int64, device=self.device)
+        steps = torch.tensor([row.length for row in rows], dtype=torch.int64, device=self.device)
+        return numbers, steps
+
+    # -- choices ---------------------------------------------------------------------------------------------------
+
+    def commit(self, rows: Sequence[Row], logits: Sequence[torch.Tensor], fused: kernels.FuseStep) -> None:
+        """Give each row the token that a fusion chose. Where its gate stayed closed under sampling, the primary samples alone."""
+        with self.fusing():
+            columns = [fused.cid, fused.primary_id, fused.flags, fused.ensembled, fused.sharpened, *fused.top_cid]
+            table = torch.stack([c.to(torch.int64) for c in columns], dim=1).tolist()
+        alone = [i for i, facts in enumerate(table) if not facts[3] and not facts[2]] if not self.sampling.greedy else []
+        if alone:
+            chosen = self._sample(0, [rows[i] for i in alone], logits[0][alone])
+            for i, token in zip(alone, chosen, strict=True):
+                table[i][0], table[i][1] = int(self.tensors.to_cid[0][token]), token
+        end = self.vocab.size - 1
+        for i, (row, (cid, token, flags, ensembled, sharpened, *tops)) in enumerate(zip(rows, table, strict=True)):
+            if flags or cid < 0:
+                row.fail(self._why(i, row, logits))
+                continue
+            if row.request.trace:
+                row.trace.append(self._trace(fused, i, cid))
+            row.stats.sharpened += bool(sharpened)
+            for m, top in enumerate(tops):
+                row.stats.agreed[m] += top == cid
+            if cid == end:
+                row.end(token if token >= 0 else None, ensembled=bool(ensembled))
+            else:
+                row.append(token, self.vocab.models[0].token_bytes[token], ensembled=bool(ensembled))
+
+    def commit_alone(self, m: int, rows: Sequence[Row], logits: torch.Tensor, tops: kernels.TopkStats) -> None:
+        """Give each row model m's own choice: its top id, or a sample of its own distribution."""
+        with self.fusing():
+            ids = tops.ids[:, 0].tolist()
+            flags = tops.flags.tolist()
+        if not self.sampling.greedy:
+            ids = self._sample(m, rows, logits)
+        model = self.vocab.models[m]
+        for i, (row, token, flag) in enumerate(zip(rows, ids, flags, strict=True)):
+            if flag or token < 0:
+                row.fail(self._why(i, row, [logits], [m]))
+                continue
+            if row.request.trace:
+                row.trace.append(self._trace_alone(m, tops, i, token))
+            row.stats.agreed[m] += 1
+            if token in self.eos[m]:
+                row.end(token)
+            else:
+                row.append(token, model.token_bytes[token])
+
+    def _sample(self, m: int, rows: Sequence[Row], logits: torch.Tensor) -> list[int]:
+        with self.fusing():
+            return choose_alone(logits, self.allowed[m], self.sampling, *self.sampling_keys(rows)).tolist()
+
+    def _why(self, i: int, row: Row, logits: Sequence[torch.Tensor], models: Sequence[int] | None = None) -> str:
+        for m, values in zip(models or row.models, logits, strict=True):
+            name, x = self.vocab.models[m].name, values[i]
+            if bool(x.isnan().any()):
+                return f"model {m} ({name}) gave NaN logits after {row.total(m)} tokens; check its dtype and weights"
+            if not bool((x[self.allowed[m]] > -float("inf")).any()):
+                return f"model {m} ({name}) gave no finite logit to any allowed token after {row.total(m)} tokens"
+        return "no candidate has a positive probability"
+
+    # -- traces ----------------------------------------------------------------------------------------------------
+
+    def _trace(self, fused: kernels.FuseStep, i: int, cid: int) -> TraceStep:
+        count = int(fused.count[i])
+        end = self.vocab.size - 1
+        return TraceStep(
+            candidates=[self.vocab.bytes_of(c) for c in fused.cids[i, :count].tolist()],
+            probs=fused.probs[i, :count].tolist(),
+            chosen=self.vocab.bytes_of(cid),
+            ended=cid == end,
+            ensembled=bool(fused.ensembled[i]),
+            sharpened=bool(fused.sharpened[i]),
+            max_prob=float(fused.max_prob[i]),
+            entropy=float(fused.entropy[i]),
+            kl=fused.kl[:, i].tolist(),
+            js=float(fused.js[i]),
+            model_top=[self.vocab.bytes_of(c) if c >= 0 else b"" for c in fused.top_cid[:, i].tolist()],
+        )
+
+    def _trace_alone(self, m: int, tops: kernels.TopkStats, i: int, token: int) -> TraceStep:
+        model = self.vocab.models[m]
+        ids = [t for t in tops.ids[i].tolist() if t >= 0]
+        probs = (tops.values[i] - tops.logsumexp[i]).exp().tolist()[: len(ids)]
+        return TraceStep(
+            candidates=[model.token_bytes[t] for t in ids],
+            probs=probs,
+            chosen=model.token_bytes[token],
+            ended=token in self.eos[m],
+            ensembled=False,
+            sharpened=False,
+            max_prob=probs[0],
+            entropy=float(tops.entropy[i]),
+            kl=[],
+            js=0.0,
+            model_top=[model.token_bytes[ids[0]]],
+        )
+
+    def top_alone(self, m: int, logits: torch.Tensor, rows: Sequence[Row]) -> kernels.TopkStats:
+        """Model m's own top candidates: one, or as many as a trace shows."""
+        k = _TRACED if any(row.request.trace for row in rows) else 1
+        with self.fusing():
+            return kernels.topk_stats(logits, k, self.tensors.allowed[m].to(logits.device))

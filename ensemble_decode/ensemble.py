@@ -1,0 +1,202 @@
+"""``Ensemble``: load several models, generate, stream."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .engine import Engine
+from .errors import EnsembleError, InputError
+from .methods import Method, UniTE
+from .prompts import ChatMode, Prompt, SystemMode, as_prompts, check_prompt_type, prompt_ids
+from .rows import Request, Row, check_prompt
+from .runner import Runner
+from .sampling import Sampling
+from .types import Completion, Delta
+from .vocab import AlignedVocab
+
+GREEDY = Sampling()
+
+
+def check_weights(weights: Sequence[float] | None, models: int) -> list[float]:
+    """Weights normalised to sum 1; None is equal weights. Negative, NaN, infinite and all-zero weights are refused by name."""
+    if weights is None:
+        return [1.0 / models] * models
+    values = [float(w) for w in weights]
+    if len(values) != models:
+        raise InputError(f"weights: {models} models need {models} weights, got {len(values)}")
+    for m, w in enumerate(values):
+        if not (math.isfinite(w) and w >= 0):
+            raise InputError(f"weights: the weight of model {m} must be a finite number, 0 or more; got {w!r}")
+    total = sum(values)
+    if total == 0:
+        raise InputError("weights: at least one weight must be above 0, all are 0")
+    return [w / total for w in values]
+
+
+class Ensemble:
+    """Several causal language models, each with its own tokenizer, that write one text together.
+
+    Use ``Ensemble.load`` for models by name, or this constructor for runners and an aligned vocabulary made by hand.
+    Model 0 is the primary.
+    """
+
+    def __init__(self, runners: Sequence[Runner], vocab: AlignedVocab, weights: Sequence[float] | None = None) -> None:
+        if not runners or len(runners) != len(vocab.models):
+            raise InputError(
+                f"an ensemble needs one runner per model of its vocabulary: got {len(runners)} runners for {len(vocab.models)} models"
+            )
+        self.runners = list(runners)
+        self.vocab = vocab
+        self.weights = check_weights(weights, len(self.runners))
+
+    # -- use -------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        method: Method | None = None,
+        max_new_tokens: int = 128,
+        stop: str | bytes | Sequence[str | bytes] | None = None,
+        sampling: Sampling = GREEDY,
+        batch_size: int = 32,
+        chat: ChatMode = "template",
+        system: SystemMode = "error",
+        row_ids: Sequence[int] | None = None,
+        trace: bool = False,
+        on_delta: Callable[[Delta], None] | None = None,
+    ) -> list[Completion]:
+        """Complete each prompt; results in the order of the prompts, each equal to what its prompt gives alone.
+
+        ``prompts``: a string, a list of chat messages, or a list of those. ``method`` defaults to ``UniTE()``. At most
+        ``batch_size`` rows run at a time; a row that ends is replaced at once. ``chat='plain'`` sends chat messages without any
+        template, ``system='merge'`` moves a system message into the first user message where a template refuses it.
+        Sampling depends on (seed, row id, step): ``row_ids`` defaults to the places in ``prompts``. ``trace`` keeps every
+        step's candidates. ``on_delta`` is called with every piece of text as it becomes final.
+
+        A row that cannot be run ends alone, with ``finish_reason='error'`` and a message; arguments that no row could use
+        raise ``InputError``.
+        """
+        rows = self._rows(prompts, method, max_new_tokens, stop, chat, system, row_ids, trace)
+        for row in self._run(rows, method, sampling, batch_size):
+            if on_delta is not None:
+                on_delta(row.delta())
+        return [row.completion() for row in rows]
+
+    def stream(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        method: Method | None = None,
+        max_new_tokens: int = 128,
+        stop: str | bytes | Sequence[str | bytes] | None = None,
+        sampling: Sampling = GREEDY,
+        batch_size: int = 32,
+        chat: ChatMode = "template",
+        system: SystemMode = "error",
+        row_ids: Sequence[int] | None = None,
+    ) -> Iterator[Delta]:
+        """Like ``generate``, as deltas: whole characters only, never a byte that a stop string or a rollback may take back.
+
+        With several prompts the deltas interleave; ``delta.row`` says whose they are. The joined texts of a row equal its
+        completion's text.
+        """
+        rows = self._rows(prompt, method, max_new_tokens, stop, chat, system, row_ids, False)
+        return self._stream(rows, method, sampling, batch_size)
+
+    def _stream(self, rows: list[Row], method: Method | None, sampling: Sampling, batch_size: int) -> Iterator[Delta]:
+        for row in self._run(rows, method, sampling, batch_size):
+            delta = row.delta()
+            if delta.text or delta.token_ids or delta.finish_reason:
+                yield delta
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _run(self, rows: Sequence[Row], method: Method | None, sampling: Sampling, batch_size: int) -> Iterator[Row]:
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, got {batch_size!r}")
+        if not sampling.greedy and sampling.seed is None:
+            sampling = replace(sampling, seed=secrets.randbits(62))
+        engine = Engine(self.runners, self.vocab, self.weights, method or UniTE(), sampling, batch_size)
+        return engine.run(rows)
+
+    def _rows(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        method: Method | None,
+        max_new_tokens: int,
+        stop: str | bytes | Sequence[str | bytes] | None,
+        chat: ChatMode,
+        system: SystemMode,
+        row_ids: Sequence[int] | None,
+        trace: bool,
+    ) -> list[Row]:
+        method = method or UniTE()
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise InputError(f"max_new_tokens must be a positive integer, got {max_new_tokens!r}")
+        if chat not in ("template", "plain"):
+            raise InputError(f"chat must be 'template' or 'plain', got {chat!r}")
+        if system not in ("error", "merge"):
+            raise InputError(f"system must be 'error' or 'merge', got {system!r}")
+        stops = [stop] if isinstance(stop, (str, bytes)) else list(stop or ())
+        used = list(method.models(len(self.runners)))
+        items, _ = as_prompts(prompts)
+        if row_ids is not None and len(row_ids) != len(items):
+            raise InputError(f"row_ids: {len(items)} prompts need {len(items)} ids, got {len(row_ids)}")
+        rows = []
+        for number, item in enumerate(items):
+            ids: list[list[int]] = [[] for _ in self.runners]
+            error = None
+            try:
+                check_prompt_type(item)
+                for m in used:
+                    ids[m] = self._prompt_ids(m, item, chat, system)
+                check_prompt(
+                    [ids[m] for m in used],
+                    [self.runners[m].context_length for m in used],
+                    [f"model {m} ({self.vocab.models[m].name})" for m in used],
+                )
+            except EnsembleError as bad:
+                error = str(bad)
+            request = Request(
+                number, ids, max_new_tokens, stops, number if row_ids is None else int(row_ids[number]), trace
+            )
+            row = Row(
+                request,
+                self.vocab,
+                [runner.context_length for runner in self.runners],
+                used,
+                method.primary,
+                method.retokenize_primary,
+            )
+            if error is not None:
+                row.fail(error)
+            rows.append(row)
+        return rows
+
+    def _prompt_ids(self, m: int, prompt: Prompt, chat: ChatMode, system: SystemMode) -> list[int]:
+        model = self.vocab.models[m]
+        return prompt_ids(model.tokenizer, model.bos_id, f"model {m} ({model.name})", prompt, chat, system)
+
+    # -- loading ---------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(
+        cls,
+        models: Sequence[Any],
+        *,
+        devices: str | Sequence[str] = "auto",
+        dtype: Any = "auto",
+        weights: Sequence[float] | None = None,
+        revisions: Sequence[str | None] | None = None,
+        attention: str = "auto",
+        compile: bool = False,
+        memory_limit: int | None = None,
+        cache_dir: Any = "default",
+    ) -> Ensemble:
+        """Load models by hub id, local folder, GGUF file or ``demo:`` name, and align their vocabularies."""
+        raise NotImplementedError

@@ -1,0 +1,54 @@
+"""GaC: the weighted mean over the union of whole vocabularies, only where the primary is unsure (arXiv 2406.12585)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from .. import kernels
+from ..errors import InputError
+from .sharpen import NO_SHARPEN, Sharpen
+from .unite import gated_round, sharpen_fields
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+    from ..rows import Row
+
+
+@dataclass(frozen=True)
+class GaC:
+    """Where the primary's top probability is at least ``threshold`` its token stands; elsewhere the argmax (or a sample) of
+
+    ``E(c) = sum_m w_m P_m(c)`` over every candidate of every vocabulary, a candidate that a model lacks counting 0 there.
+    ``threshold`` 1 ensembles everywhere.
+    """
+
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold <= 1:
+            raise InputError(f"GaC: threshold must lie between 0 and 1, got {self.threshold!r}")
+
+    @property
+    def primary(self) -> int:
+        return 0
+
+    @property
+    def retokenize_primary(self) -> bool:
+        return False
+
+    def models(self, count: int) -> Sequence[int]:
+        return range(count)
+
+    def round(self, engine: Engine, rows: Sequence[Row]) -> None:
+        gated_round(self, engine, rows, self.threshold if self.threshold < 1 else None)
+
+    def fuse(
+        self, engine: Engine, rows: Sequence[Row], logits: Sequence[torch.Tensor], sharpen: Sharpen = NO_SHARPEN
+    ) -> kernels.FuseStep:
+        gate = {"gate": "max_prob", "gate_threshold": self.threshold} if self.threshold < 1 else {}
+        settings = engine.settings(rows, **gate, **sharpen_fields(sharpen))
+        return kernels.fuse_full(logits, engine.tensors, settings)

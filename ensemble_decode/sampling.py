@@ -1,0 +1,91 @@
+"""Sampling settings, and the choice of one model alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from . import kernels
+from .errors import InputError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen from a distribution.
+
+    ``temperature`` 0 is greedy. The filters act in the order of transformers: temperature, ``top_k`` (0 is off), ``top_p``, ``min_p``.
+    ``seed`` None draws one from the operating system for each call; a result depends on (seed, row, step) alone, never on
+    the batch.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
+            raise InputError(f"Sampling: temperature must be 0 (greedy) or a positive number, got {self.temperature!r}")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"Sampling: top_p must lie in (0, 1], got {self.top_p!r}")
+        if self.top_k < 0 or int(self.top_k) != self.top_k:
+            raise InputError(f"Sampling: top_k must be 0 (off) or a positive integer, got {self.top_k!r}")
+        if not 0 <= self.min_p <= 1:
+            raise InputError(f"Sampling: min_p must lie in [0, 1], got {self.min_p!r}")
+        if self.seed is not None and not 0 <= self.seed < 2**63:
+            raise InputError(f"Sampling: seed must lie in [0, 2**63), got {self.seed!r}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+def filtered_probs(logits: torch.Tensor, allowed: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """The distribution that one model samples from.
+
+    ``logits`` [B, V] any float type, ``allowed`` bool [V]; returns float32 [B, V], each row summing to 1 (a row with nothing
+    allowed is all zero).
+    """
+    x = logits.float().clamp(max=torch.finfo(torch.float32).max)
+    x = torch.where(allowed & ~x.isnan(), x, -math.inf)
+    top = x.max(dim=-1, keepdim=True).values.clamp_min(torch.finfo(torch.float32).min)
+    p = ((x - top) / (sampling.temperature or 1.0)).exp()
+    if sampling.top_k and sampling.top_k < p.shape[-1]:
+        p = p.masked_fill(p < p.topk(sampling.top_k).values[:, -1:], 0.0)
+    if sampling.top_p < 1:
+        ranked, order = p.sort(dim=-1, descending=True, stable=True)
+        before = ranked.cumsum(-1) - ranked
+        dropped = torch.zeros_like(p, dtype=torch.bool).scatter(
+            1, order, before >= sampling.top_p * ranked.sum(-1, keepdim=True)
+        )
+        dropped.scatter_(1, order[:, :1], False)
+        p = p.masked_fill(dropped, 0.0)
+    if sampling.min_p:
+        p = p.masked_fill(p < sampling.min_p * p.max(dim=-1, keepdim=True).values, 0.0)
+    total = p.sum(-1, keepdim=True)
+    return p / total.clamp_min(torch.finfo(torch.float32).tiny)
+
+
+# The counter-based generator is keyed by (seed, row, step, candidate); a model that chooses alone needs one number per row and step.
+_ALONE = 0xFFFFFFFF
+
+
+def choose_alone(
+    logits: torch.Tensor, allowed: torch.Tensor, sampling: Sampling, rows: torch.Tensor, steps: torch.Tensor
+) -> torch.Tensor:
+    """Sample one id per row from one model's own distribution, by inversion of its cumulative sum.
+
+    ``logits`` [B, V], ``allowed`` bool [V], ``rows`` and ``steps`` i64 [B] (keys of the generator, with ``sampling.seed``).
+    Returns i64 [B]; an id of probability 0 is never returned. A row with nothing allowed returns −1.
+    """
+    if sampling.seed is None:
+        raise InputError("choose_alone: sampling needs a seed; the caller draws one for the whole call")
+    mass = filtered_probs(logits, allowed, sampling).double().cumsum(-1)
+    seeds = torch.full_like(rows, sampling.seed)
+    r = kernels.uniform(seeds, rows, steps, torch.full_like(rows, _ALONE))
+    target = r.to(mass.device).unsqueeze(-1) * mass[:, -1:]
+    ids = torch.searchsorted(mass, target, right=True).squeeze(-1)
+    return torch.where(mass[:, -1] > 0, ids, -1)
