@@ -1,0 +1,155 @@
+"""The vocabularies of several models over one set of candidate byte strings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ensemble_decode.errors import InputError
+from ensemble_decode.kernels import VocabTensors
+from ensemble_decode.model_vocab import ModelVocab
+
+__all__ = ["AlignedVocab", "ModelVocab"]
+
+
+def prefix_ranges(candidates: Sequence[bytes]) -> np.ndarray:
+    """Where, in a sorted list, the strings that start with each string end; int32 ``[len(candidates)]``."""
+    ends = np.empty(len(candidates), dtype=np.int32)
+    open_: list[int] = []
+    for index, item in enumerate(candidates):
+        while open_ and not item.startswith(candidates[open_[-1]]):
+            ends[open_.pop()] = index
+        open_.append(index)
+    ends[open_] = len(candidates)
+    return ends
+
+
+class AlignedVocab:
+    """Candidates across models: every byte string that some model can emit, in lexicographic order, and END last.
+
+    ``models``: one `ModelVocab` each. ``size``: ``N``, END is ``N - 1``. ``to_cid[m]`` int32 ``[V_m]`` (−1 where not
+    allowed), ``exact_id[m]`` and ``piece_id[m]`` int32 ``[N]`` (−1 where none), ``prefix_end`` int32 ``[N]``: candidate
+    y is a proper prefix of x iff ``y < x < prefix_end[y]``. ``shared``: every id has the same bytes in every model.
+    """
+
+    def __init__(
+        self,
+        models: list[ModelVocab],
+        candidates: list[bytes],
+        to_cid: list[np.ndarray],
+        exact_id: list[np.ndarray],
+        piece_id: list[np.ndarray],
+        prefix_end: np.ndarray,
+    ):
+        self.models = models
+        self.size = len(candidates) + 1
+        self.to_cid, self.exact_id, self.piece_id, self.prefix_end = to_cid, exact_id, piece_id, prefix_end
+        self._candidates = candidates
+        self._cids = {item: index for index, item in enumerate(candidates)}
+        self.space_cid = self._cids.get(b" ", -1)
+        self.shared = _same_bytes(models)
+        self._tensors: dict[torch.device, VocabTensors] = {}
+
+    def bytes_of(self, cid: int) -> bytes:
+        """The bytes of a candidate; ``b""`` for END."""
+        if not 0 <= cid < self.size:
+            raise InputError(f"candidate id {cid} does not exist; right is 0..{self.size - 1}")
+        return self._candidates[cid] if cid < self.size - 1 else b""
+
+    def cid_of(self, data: bytes) -> int | None:
+        """The candidate whose bytes are ``data``, or None; END has no bytes."""
+        return self._cids.get(data)
+
+    @classmethod
+    def build(
+        cls,
+        tokenizers: Sequence[Any],
+        sizes: Sequence[int | None] | None = None,
+        eos_ids: Sequence[Iterable[int]] | None = None,
+        names: Sequence[str] | None = None,
+        cache_dir: str | Path | None = "default",
+    ) -> AlignedVocab:
+        """Align the vocabularies of ``tokenizers`` (or of `ModelVocab` objects)."""
+        count = len(tokenizers)
+        if not count:
+            raise InputError("an aligned vocabulary needs at least one tokenizer")
+        for what, given in (("sizes", sizes), ("eos_ids", eos_ids), ("names", names)):
+            if given is not None and len(given) != count:
+                raise InputError(f"{what} has {len(given)} entries for {count} tokenizers; right is one for each")
+        models = [
+            tokenizer
+            if isinstance(tokenizer, ModelVocab)
+            else ModelVocab.build(
+                tokenizer,
+                None if sizes is None else sizes[index],
+                () if eos_ids is None else eos_ids[index],
+                f"model {index}" if names is None else names[index],
+            )
+            for index, tokenizer in enumerate(tokenizers)
+        ]
+        return cls._align(models)
+
+    @classmethod
+    def _align(cls, models: list[ModelVocab]) -> AlignedVocab:
+        candidates = sorted(set().union(*(model.exact for model in models)))
+        cids = {item: index for index, item in enumerate(candidates)}
+        size = len(candidates) + 1
+        to_cid, exact_id, piece_id = [], [], []
+        for model in models:
+            forward = np.fromiter((cids.get(piece, -1) for piece in model.token_bytes), np.int32, model.size)
+            forward[list(model.eos_ids)] = size - 1
+            exact = np.full(size, -1, np.int32)
+            exact[[cids[piece] for piece in model.exact]] = list(model.exact.values())
+            if model.eos_ids:
+                exact[-1] = model.eos_ids[0]
+            pieces = exact.copy()
+            absent = np.flatnonzero(exact[:-1] < 0)
+            pieces[absent] = [ids[0] for ids in model.encode_many([candidates[index] for index in absent])]
+            to_cid.append(forward)
+            exact_id.append(exact)
+            piece_id.append(pieces)
+        ends = np.append(prefix_ranges(candidates), np.int32(size))
+        return cls(models, candidates, to_cid, exact_id, piece_id, ends)
+
+    def tensors(self, device: str | torch.device = "cpu") -> VocabTensors:
+        """The maps as int32 tensors on ``device``, made once for each device."""
+        device = torch.device(device)
+        if device not in self._tensors:
+
+            def move(array: np.ndarray) -> torch.Tensor:
+                return torch.from_numpy(np.ascontiguousarray(array, dtype=np.int32)).to(device)
+
+            self._tensors[device] = VocabTensors(
+                to_cid=[move(array) for array in self.to_cid],
+                exact_id=[move(array) for array in self.exact_id],
+                piece_id=[move(array) for array in self.piece_id],
+                allowed=[move(bitmask(model.allowed))[None] for model in self.models],
+                eos_ids=[move(np.asarray(model.eos_ids, dtype=np.int32)) for model in self.models],
+                prefix_end=move(self.prefix_end),
+                space_cid=self.space_cid,
+                size=self.size,
+            )
+        return self._tensors[device]
+
+
+def bitmask(allowed: np.ndarray) -> np.ndarray:
+    """A boolean array packed as grammar libraries do: int32 ``[ceil(V / 32)]``, bit ``i % 32`` of word ``i // 32``."""
+    words = -(-len(allowed) // 32)
+    padded = np.zeros(words * 32, dtype=bool)
+    padded[: len(allowed)] = allowed
+    return np.packbits(padded, bitorder="little").view("<i4").astype(np.int32)
+
+
+def _same_bytes(models: list[ModelVocab]) -> bool:
+    first = models[0]
+    for other in models[1:]:
+        length = min(first.size, other.size)
+        same = first.token_bytes[:length] == other.token_bytes[:length] and first.eos_ids == other.eos_ids
+        longer = first if first.size > length else other
+        if not same or any(longer.token_bytes[length:]):
+            return False
+    return True
