@@ -1,1 +1,46 @@
 """Fused operators over batched logits: no model, no tokenizer, tensors in, tensors out."""
+
+from .dispatch import ImplementationError, status, trace_calls, use
+from .fuse_candidates import fuse_candidates
+from .fuse_full import fuse_full
+from .fuse_step import fuse_step
+from .gather_candidates import gather_candidates
+from .topk_stats import topk_stats
+from .types import (
+    FLAG_EMPTY,
+    FLAG_NAN,
+    TARGET_END,
+    TARGET_SKIP,
+    Fused,
+    FuseSettings,
+    FuseStep,
+    TopkStats,
+    VerifyDraft,
+    VocabTensors,
+)
+from .union_topk import union_topk
+from .verify_draft import verify_draft
+
+__all__ = [
+    "FLAG_EMPTY",
+    "FLAG_NAN",
+    "TARGET_END",
+    "TARGET_SKIP",
+    "FuseSettings",
+    "FuseStep",
+    "Fused",
+    "ImplementationError",
+    "TopkStats",
+    "VerifyDraft",
+    "VocabTensors",
+    "fuse_candidates",
+    "fuse_full",
+    "fuse_step",
+    "gather_candidates",
+    "status",
+    "topk_stats",
+    "trace_calls",
+    "union_topk",
+    "use",
+    "verify_draft",
+]
