@@ -1,0 +1,75 @@
+// AVX2 + FMA + F16C.
+#include <immintrin.h>
+#include <stdint.h>
+
+#include "kernels.h"
+
+namespace ensemble {
+namespace {
+
+struct V {
+  __m256 lo, hi;
+
+  static V set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+  static V add(V a, V b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+  static V sub(V a, V b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+  static V fma(V a, V b, V c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+  static V min(V a, V b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+  // MAXPS returns its second operand where either is NaN; the two names say which behaviour the caller needs.
+  static V max_skip_nan(V x, V kept) { return {_mm256_max_ps(x.lo, kept.lo), _mm256_max_ps(x.hi, kept.hi)}; }
+  static V max_keep_nan(V bound, V x) { return {_mm256_max_ps(bound.lo, x.lo), _mm256_max_ps(bound.hi, x.hi)}; }
+  static V scale(V p, V z) { return {scale8(p.lo, z.lo), scale8(p.hi, z.hi)}; }
+
+  static float hmax(V v) {
+    const __m256 m8 = _mm256_max_ps(v.lo, v.hi);
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(m8), _mm256_extractf128_ps(m8, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+  }
+  static float hsum(V v) {
+    const __m256 s8 = _mm256_add_ps(v.lo, v.hi);
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+  }
+
+  static V load16(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+  static void store(float* p, V v) {
+    _mm256_storeu_ps(p, v.lo);
+    _mm256_storeu_ps(p + 8, v.hi);
+  }
+
+  template <int kType>
+  static void load32(const char* p, V& a, V& b) {
+    if constexpr (kType == 0) {
+      a = load16(reinterpret_cast<const float*>(p));
+      b = load16(reinterpret_cast<const float*>(p) + 16);
+    } else if constexpr (kType == 1) {
+      const __m128i* h = reinterpret_cast<const __m128i*>(p);
+      a = {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
+      b = {_mm256_cvtph_ps(_mm_loadu_si128(h + 2)), _mm256_cvtph_ps(_mm_loadu_si128(h + 3))};
+    } else {
+      // Even elements to a, odd ones to b: one operation each, and no sum depends on which lane an element has.
+      const __m256i* h = reinterpret_cast<const __m256i*>(p);
+      const __m256i first = _mm256_loadu_si256(h);
+      const __m256i second = _mm256_loadu_si256(h + 1);
+      const __m256i odd = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+      a = {_mm256_castsi256_ps(_mm256_slli_epi32(first, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(second, 16))};
+      b = {_mm256_castsi256_ps(_mm256_and_si256(first, odd)), _mm256_castsi256_ps(_mm256_and_si256(second, odd))};
+    }
+  }
+
+ private:
+  static __m256 scale8(__m256 p, __m256 z) {
+    const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(z), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
+  }
+};
+
+}  // namespace
+
+#include "chunk.inl"
+
+const Kernels kKernelsAvx2 = {"avx2", {chunk<0>, chunk<1>, chunk<2>}, exp2_shifted};
+
+}  // namespace ensemble

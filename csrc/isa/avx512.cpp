@@ -1,0 +1,68 @@
+// AVX-512 F + BW + VL + DQ. The same lanes and the same order of sums as the AVX2 file.
+#if defined(ENSEMBLE_EMULATE_AVX512)
+#include <simde/x86/avx512.h>  // the standalone test runs this file on machines without AVX-512
+#else
+#include <immintrin.h>
+#endif
+#include <stdint.h>
+
+#include "kernels.h"
+
+namespace ensemble {
+namespace {
+
+struct V {
+  __m512 v;
+
+  static V set1(float x) { return {_mm512_set1_ps(x)}; }
+  static V add(V a, V b) { return {_mm512_add_ps(a.v, b.v)}; }
+  static V sub(V a, V b) { return {_mm512_sub_ps(a.v, b.v)}; }
+  static V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+  static V min(V a, V b) { return {_mm512_min_ps(a.v, b.v)}; }
+  // VMAXPS returns its second operand where either is NaN.
+  static V max_skip_nan(V x, V kept) { return {_mm512_max_ps(x.v, kept.v)}; }
+  static V max_keep_nan(V bound, V x) { return {_mm512_max_ps(bound.v, x.v)}; }
+  static V scale(V p, V z) {
+    const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(z.v), 23);
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), exponent))};
+  }
+
+  static float hmax(V v) {
+    const __m256 m8 = _mm256_max_ps(_mm512_castps512_ps256(v.v), _mm512_extractf32x8_ps(v.v, 1));
+    __m128 m = _mm_max_ps(_mm256_castps256_ps128(m8), _mm256_extractf128_ps(m8, 1));
+    m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+    return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
+  }
+  static float hsum(V v) {
+    const __m256 s8 = _mm256_add_ps(_mm512_castps512_ps256(v.v), _mm512_extractf32x8_ps(v.v, 1));
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+  }
+
+  static V load16(const float* p) { return {_mm512_loadu_ps(p)}; }
+  static void store(float* p, V v) { _mm512_storeu_ps(p, v.v); }
+
+  template <int kType>
+  static void load32(const char* p, V& a, V& b) {
+    if constexpr (kType == 0) {
+      a = load16(reinterpret_cast<const float*>(p));
+      b = load16(reinterpret_cast<const float*>(p) + 16);
+    } else if constexpr (kType == 1) {
+      a = {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+      b = {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + 1))};
+    } else {
+      const __m512i both = _mm512_loadu_si512(p);
+      a = {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))};
+      b = {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+    }
+  }
+};
+
+}  // namespace
+
+#include "chunk.inl"
+
+const Kernels kKernelsAvx512 = {"avx512", {chunk<0>, chunk<1>, chunk<2>}, exp2_shifted};
+
+}  // namespace ensemble

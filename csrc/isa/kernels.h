@@ -1,0 +1,38 @@
+// The inner loops that exist once per instruction set, as a table of plain function pointers.
+//
+// The files that implement them are compiled with their own instruction-set flags. They include no standard C++
+// header with inline functions: the linker could otherwise keep an AVX-512 copy of such a function for everybody.
+#pragma once
+
+#include <cstdint>
+
+namespace ensemble {
+
+// Sums over one chunk, in base 2 relative to `max`: t = x * kLog2E - round(max * kLog2E), at least -125.
+struct ChunkSums {
+  float max;       // largest element
+  float sum;       // sum of 2^t
+  float weighted;  // sum of 2^t * t; NaN where the chunk holds a NaN or its maximum is infinite
+};
+
+struct Kernels {
+  const char* name;
+  // Reads groups * 128 elements of each dtype (f32, f16, bf16); writes one maximum per group and the sums.
+  // `ahead` is where the caller will probably read next, for prefetching only; it may equal x.
+  void (*chunk[3])(const void* x, int64_t groups, const void* ahead, float* group_max, ChunkSums* sums);
+  // y[i] = 2^(x[i] * kLog2E - shift), with exponents clamped to [-125, 125]; n is a multiple of 16.
+  void (*exp2_shifted)(const float* x, float shift, float* y, int64_t n);
+};
+
+constexpr float kLog2E = 0x1.715476p+0f;
+
+extern const Kernels kKernelsPlain;
+#if defined(ENSEMBLE_ISA_X86)
+extern const Kernels kKernelsAvx2;
+extern const Kernels kKernelsAvx512;
+#endif
+#if defined(ENSEMBLE_ISA_NEON)
+extern const Kernels kKernelsNeon;
+#endif
+
+}  // namespace ensemble

@@ -1,0 +1,92 @@
+// NEON (aarch64). The same lanes and the same order of sums as the AVX2 file.
+#include <arm_neon.h>
+#include <stdint.h>
+
+#include "kernels.h"
+
+namespace ensemble {
+namespace {
+
+struct V {
+  float32x4_t q[4];
+
+  static V set1(float x) {
+    const float32x4_t v = vdupq_n_f32(x);
+    return {{v, v, v, v}};
+  }
+  static V add(V a, V b) {
+    for (int i = 0; i < 4; ++i) a.q[i] = vaddq_f32(a.q[i], b.q[i]);
+    return a;
+  }
+  static V sub(V a, V b) {
+    for (int i = 0; i < 4; ++i) a.q[i] = vsubq_f32(a.q[i], b.q[i]);
+    return a;
+  }
+  static V fma(V a, V b, V c) {
+    for (int i = 0; i < 4; ++i) c.q[i] = vfmaq_f32(c.q[i], a.q[i], b.q[i]);
+    return c;
+  }
+  static V min(V a, V b) {
+    for (int i = 0; i < 4; ++i) a.q[i] = vminq_f32(a.q[i], b.q[i]);
+    return a;
+  }
+  static V max_skip_nan(V x, V kept) {
+    for (int i = 0; i < 4; ++i) x.q[i] = vmaxnmq_f32(x.q[i], kept.q[i]);
+    return x;
+  }
+  static V max_keep_nan(V bound, V x) {
+    for (int i = 0; i < 4; ++i) x.q[i] = vmaxq_f32(bound.q[i], x.q[i]);
+    return x;
+  }
+  static V scale(V p, V z) {
+    for (int i = 0; i < 4; ++i) {
+      const int32x4_t exponent = vshlq_n_s32(vreinterpretq_s32_f32(z.q[i]), 23);
+      p.q[i] = vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p.q[i]), exponent));
+    }
+    return p;
+  }
+
+  static float hmax(V v) {
+    const float32x4_t a = vmaxnmq_f32(v.q[0], v.q[2]);
+    return vmaxnmvq_f32(vmaxnmq_f32(a, vmaxnmq_f32(v.q[1], v.q[3])));
+  }
+  static float hsum(V v) {
+    const float32x4_t s = vaddq_f32(vaddq_f32(v.q[0], v.q[2]), vaddq_f32(v.q[1], v.q[3]));
+    const float32x2_t pair = vadd_f32(vget_low_f32(s), vget_high_f32(s));
+    return vget_lane_f32(pair, 0) + vget_lane_f32(pair, 1);
+  }
+
+  static V load16(const float* p) {
+    return {{vld1q_f32(p), vld1q_f32(p + 4), vld1q_f32(p + 8), vld1q_f32(p + 12)}};
+  }
+  static void store(float* p, V v) {
+    for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, v.q[i]);
+  }
+
+  template <int kType>
+  static void load32(const char* p, V& a, V& b) {
+    if constexpr (kType == 0) {
+      a = load16(reinterpret_cast<const float*>(p));
+      b = load16(reinterpret_cast<const float*>(p) + 16);
+    } else if constexpr (kType == 1) {
+      for (int i = 0; i < 4; ++i) {
+        a.q[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p) + 4 * i)));
+        b.q[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p) + 16 + 4 * i)));
+      }
+    } else {
+      for (int i = 0; i < 4; ++i) {
+        const uint32x4_t both = vreinterpretq_u32_u16(vld1q_u16(reinterpret_cast<const uint16_t*>(p) + 8 * i));
+        a.q[i] = vreinterpretq_f32_u32(vshlq_n_u32(both, 16));
+        b.q[i] = vreinterpretq_f32_u32(vandq_u32(both, vdupq_n_u32(0xffff0000u)));
+      }
+    }
+  }
+};
+
+}  // namespace
+
+#include "chunk.inl"
+
+const Kernels kKernelsNeon = {"neon", {chunk<0>, chunk<1>, chunk<2>}, exp2_shifted};
+
+}  // namespace ensemble

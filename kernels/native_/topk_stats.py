@@ -1,0 +1,24 @@
+"""C++ implementation of `topk_stats`: one read of the logits, then exact selection from a few groups per row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..types import TopkStats
+from .extension import core
+
+
+def topk_stats(logits: Tensor, k: int, allowed: Tensor | None = None) -> TopkStats:
+    """See `ensemble_decode.kernels.topk_stats`; CPU tensors."""
+    rows = logits.shape[0]
+    out = TopkStats(
+        values=torch.empty((rows, k), dtype=torch.float32),
+        ids=torch.empty((rows, k), dtype=torch.int32),
+        logsumexp=torch.empty(rows, dtype=torch.float32),
+        entropy=torch.empty(rows, dtype=torch.float32),
+        flags=torch.empty(rows, dtype=torch.int32),
+    )
+    mask = None if allowed is None else allowed.contiguous()
+    core().topk_stats(logits.detach(), k, mask, *out, torch.get_num_threads())
+    return out
