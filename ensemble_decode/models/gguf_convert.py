@@ -1,9 +1,9 @@
 """GGUF files, converted once to a plain folder of safetensors.
 
-Reading a GGUF file through transformers takes up to a minute each time and by default keeps the weights in a form that cannot be
-saved. Here it is done once: every tensor is dequantized in float32, rounded to the file's working dtype (bfloat16 where
-anything is quantized), and saved with its tokenizer. The folder is kept under ``converted/`` in the cache, named by the
-file's content and the versions that made it, and loads like any other.
+Reading a GGUF file through transformers takes up to a minute each time and by default keeps the weights in a form that
+cannot be saved. Here it is done once: every tensor is dequantized in float32, rounded to the file's working dtype
+(bfloat16 where anything is quantized), and saved with its tokenizer. The folder is kept under ``converted/`` in the
+cache, named by the file's content and the versions that made it, and loads like any other.
 """
 
 import functools
@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -27,6 +28,8 @@ _READERS = ("gguf", "transformers", "tokenizers")
 # Ids that end a text, a turn or a message; the file's own name for each.
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
+_NOTE = "conversion.json"  # beside the weights: what to warn of at every load
+
 _patching = threading.Lock()
 
 
@@ -41,6 +44,8 @@ def converted_folder(path: Path, name: str, sha256: str | None = None) -> Path:
         with exclusive(target.parent):
             if not target.is_dir():  # another process converted it while this one waited
                 _convert(path, name, target)
+    for warning in _read_json(target / _NOTE).get("warnings", ()):
+        warnings.warn(f"model {name}: {warning}", stacklevel=2)
     return target
 
 
@@ -88,9 +93,8 @@ def _convert(path: Path, name: str, target: Path) -> None:
         try:
             with _read_once(link) as reader:
                 dtype = _working_dtype(reader)
-                tokenizer = load_gguf_tokenizer(
-                    link, kind=_text(reader, "tokenizer.ggml.model"), pre=_text(reader, "tokenizer.ggml.pre")
-                )
+                kind, pre = _text(reader, "tokenizer.ggml.model"), _text(reader, "tokenizer.ggml.pre")
+                tokenizer, doubts = load_gguf_tokenizer(link, kind, pre)
                 config = AutoConfig.from_pretrained(folder, gguf_file=link.name)
                 model = AutoModelForCausalLM.from_pretrained(
                     folder,
@@ -99,10 +103,8 @@ def _convert(path: Path, name: str, target: Path) -> None:
                     dtype=dtype,
                     quantization_config=GgufConfig(dequantize=True),
                 )
-                ends = sorted(
-                    {int(reader.get_field(key).contents()) for key in _END_KEYS if reader.get_field(key) is not None}
-                )
-        except (ValueError, KeyError, NotImplementedError, ImportError) as error:
+                ends = sorted({int(end) for key in _END_KEYS if (end := _text(reader, key)) is not None})
+        except (ValueError, LookupError, NotImplementedError, ImportError, OSError) as error:
             raise ModelError(f"model {name}: this GGUF file cannot be read: {error}") from error
         if ends:
             model.generation_config.eos_token_id = ends[0] if len(ends) == 1 else ends
@@ -113,10 +115,11 @@ def _convert(path: Path, name: str, target: Path) -> None:
                 f"model {name}: cannot write the converted weights to {target}: {error}; nothing was left half-written"
             ) from error
         tokenizer.save_pretrained(work)
+        (work / _NOTE).write_text(json.dumps({"source": path.name, "warnings": doubts}, indent=1))
 
 
 def _working_dtype(reader: Any) -> Any:
-    """bfloat16 where a tensor is quantized; otherwise the widest-used float type of the file, norms aside, unrounded."""
+    """bfloat16 where a tensor is quantized; otherwise the file's own float type (norms aside), so nothing is lost."""
     import torch
 
     kinds = {tensor.tensor_type.name for tensor in reader.tensors}
@@ -136,32 +139,28 @@ def _text(reader: Any, key: str) -> str | None:
 def _read_once(path: Path) -> Iterator[Any]:
     """A ``gguf.GGUFReader`` on ``path`` that transformers uses too, for as long as the block lasts.
 
-    transformers parses the file anew for the config, the tokenizer and the weights (a quarter of a million strings each, one numpy
-    memmap slice at a time), and builds the table of tensor names anew for every submodule. Nearly all of the loading time
-    is there, so both are kept, and the slices are plain arrays, which cost half.
+    transformers parses the file anew for the config, the tokenizer and the weights (a quarter of a million strings
+    each, one numpy memmap slice at a time), and builds the table of tensor names anew for every submodule. Nearly all
+    of the loading time is there, so both are kept, and the slices are plain arrays, which cost half.
     """
     import gguf
+    import numpy as np
 
     class ArrayReader(gguf.GGUFReader):
         def __setattr__(self, attribute: str, value: Any) -> None:
-            super().__setattr__(attribute, value.view(_ndarray()) if attribute == "data" else value)
+            super().__setattr__(attribute, value.view(np.ndarray) if attribute == "data" else value)
 
     reader = ArrayReader(path)
     real = os.path.realpath(path)
+    package: Any = gguf
     original_reader, original_names = gguf.GGUFReader, gguf.get_tensor_name_map
 
     def shared_reader(asked: Any, *args: Any, **kwargs: Any) -> Any:
         return reader if os.path.realpath(asked) == real else original_reader(asked, *args, **kwargs)
 
     with _patching:
-        gguf.GGUFReader, gguf.get_tensor_name_map = shared_reader, functools.cache(original_names)
+        package.GGUFReader, package.get_tensor_name_map = shared_reader, functools.cache(original_names)
         try:
             yield reader
         finally:
-            gguf.GGUFReader, gguf.get_tensor_name_map = original_reader, original_names
-
-
-def _ndarray() -> type:
-    import numpy
-
-    return numpy.ndarray
+            package.GGUFReader, package.get_tensor_name_map = original_reader, original_names

@@ -1,10 +1,10 @@
 """The tokenizer of a GGUF file, with the pre-tokenizer that the file names.
 
-A GGUF file names the way its text is split before the merges (``tokenizer.ggml.pre``). transformers builds some of them and
-silently takes GPT-2's for the rest, which gives other ids than the original tokenizer: SmolLM2's splits every digit off.
+A GGUF file names the way its text is split before the merges (``tokenizer.ggml.pre``). transformers builds some of them
+and silently takes GPT-2's for the rest, which gives other ids than the original tokenizer: SmolLM2's splits every digit
+off.
 """
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +16,27 @@ _GPT2 = frozenset(
 )
 
 
-def load_gguf_tokenizer(path: Path, pre: str | None, kind: str | None) -> Any:
-    """The tokenizer of the GGUF file at ``path``; ``kind`` and ``pre`` are its ``tokenizer.ggml.model`` and ``.pre``.
+def load_gguf_tokenizer(path: Path, kind: str | None, pre: str | None) -> tuple[Any, list[str]]:
+    """The tokenizer of the GGUF file at ``path``, and warnings; ``kind`` and ``pre``: its ``tokenizer.ggml.model`` and ``.pre``.
 
-    Warns where the file's pre-tokenizer is not known here, since ids may then differ from the original tokenizer's.
+    There is a warning where the pre-tokenizer is not known here, since ids may then differ from the original
+    tokenizer's.
     """
     from transformers import AutoTokenizer
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
     tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     if kind != "gpt2":  # only byte-level BPE is split by `pre`; SentencePiece vocabularies are not
-        return tokenizer
+        return tokenizer, []
     if pre in _DIGITS_THEN_GPT2:
         _split_digits(tokenizer)
     elif pre not in _GPT2 and pre not in GGUF_PRE_TOKENIZER_SPLITS:
-        warnings.warn(
-            f"{path.name}: the pre-tokenizer {pre!r} (tokenizer.ggml.pre) is not known; text is split as GPT-2 splits it, so token ids "
-            f"may differ from the original tokenizer's, most likely around digits, punctuation, accents and runs of spaces. "
-            f"The original model's folder or hub id gives exact ids.",
-            stacklevel=2,
-        )
-    return tokenizer
+        return tokenizer, [
+            f"the pre-tokenizer {pre!r} (tokenizer.ggml.pre) is not known; text is split as GPT-2 splits it, so token ids "
+            f"may differ from the original tokenizer's, most likely around digits, punctuation, accents and runs of "
+            f"spaces. The original model's folder or hub id gives exact ids."
+        ]
+    return tokenizer, []
 
 
 def _split_digits(tokenizer: Any) -> None:

@@ -29,8 +29,9 @@ Spec = str | os.PathLike[str] | ModelSpec
 class LoadedModel:
     """A model that is ready to run, with what is known about it.
 
-    ``eos_ids`` is the sorted union of the tokenizer's and the generation config's end ids; ``context_length`` is in tokens,
-    ``None`` where the model states no limit; ``folder`` is where the files were read from, ``None`` for the hub.
+    ``eos_ids`` is the sorted union of the tokenizer's and the generation config's end ids; ``context_length`` is in
+    tokens, ``None`` where the model states no limit; ``folder`` is where the files were read from, ``None`` for the
+    hub.
     """
 
     model: Any
@@ -54,10 +55,11 @@ def load(
 ) -> LoadedModel:
     """Load one model and its tokenizer.
 
-    ``spec``: see ``parse_spec``. ``device="auto"``: the first CUDA device, else the CPU. ``dtype="auto"``: the checkpoint's dtype on a
-    GPU and on a CPU with bfloat16 instructions; float32 on any other CPU, and for float16 checkpoints on every CPU. ``revision`` is
-    used for the weights and the tokenizer alike. ``name`` is what messages call the model (default: from the spec).
-    Raises ``InputError`` for arguments that fit nothing and ``ModelError`` for a model that cannot be loaded.
+    ``spec``: see ``parse_spec``. ``device="auto"``: the first CUDA device, else the CPU. ``dtype="auto"``: the
+    checkpoint's dtype on a GPU and on a CPU with bfloat16 instructions; float32 on any other CPU, and for float16
+    checkpoints on every CPU. ``revision`` is used for the weights and the tokenizer alike. ``name`` is what messages
+    call the model (default: from the spec). Raises ``InputError`` for arguments that fit nothing and ``ModelError`` for
+    a model that cannot be loaded.
     """
     parsed = parse_spec(spec, revision)
     name = name or parsed.name
@@ -98,8 +100,8 @@ def load_all(
 ) -> list[LoadedModel]:
     """Load several models; ``devices`` and ``dtypes`` are one for all or one per model.
 
-    ``devices="auto"``: model ``i`` goes to CUDA device ``i mod n`` of the ``n`` visible ones, or to the CPU where there is none.
-    Models that would share a name are told apart by their number.
+    ``devices="auto"``: model ``i`` goes to CUDA device ``i mod n`` of the ``n`` visible ones, or to the CPU where there
+    is none. Models that would share a name are told apart by their number.
     """
     if isinstance(specs, (str, os.PathLike)) or not specs:
         raise InputError("models: give a list of at least one model")
@@ -141,16 +143,15 @@ def resolve_dtype(dtype: str | torch.dtype, name: str) -> torch.dtype | None:
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 by instruction (AVX-512 BF16, AMX or the Arm extension) rather than by emulation."""
+    """Whether this CPU multiplies bfloat16 by instruction: AVX-512 BF16, AMX or the Arm extension."""
     for probe in ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported"):
         if getattr(torch.cpu, probe, lambda: False)():
             return True
     try:
-        return " bf16" in next(
-            line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("Features")
-        )
-    except (OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
         return False
+    return any(line.startswith("Features") and " bf16" in line for line in lines)  # as Linux on Arm lists it
 
 
 def _each(values: Any, count: int, what: str) -> list[Any]:

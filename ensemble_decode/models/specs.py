@@ -19,7 +19,8 @@ class ModelSpec:
     """One model as named by the user.
 
     ``kind`` says how ``location`` is read: ``"hub"``: a repository id; ``"folder"``: a folder that ``save_pretrained``
-    wrote; ``"gguf"``: a GGUF file; ``"demo"``: a name of the catalogue of demo models. ``revision`` is set for ``"hub"`` alone.
+    wrote; ``"gguf"``: a GGUF file; ``"demo"``: a name of the catalogue of demo models. ``revision`` is set for
+    ``"hub"`` alone.
     """
 
     kind: Literal["hub", "folder", "gguf", "demo"]
@@ -39,8 +40,8 @@ class ModelSpec:
 def parse_spec(spec: "str | os.PathLike[str] | ModelSpec", revision: str | None = None) -> ModelSpec:
     """Read a model's name: ``demo:NAME``, a path to a folder or a ``.gguf`` file, or ``ID[@REVISION]`` on the hub.
 
-    A path that exists is taken before a hub id of the same spelling. Raises ``InputError`` where the name fits nothing, and
-    where a revision is given for something that has none.
+    A path that exists is taken before a hub id of the same spelling. Raises ``InputError`` where the name fits nothing,
+    and where a revision is given for something that has none.
     """
     if isinstance(spec, ModelSpec):
         return spec
@@ -76,6 +77,7 @@ def _parse(text: str, revision: str | None) -> ModelSpec:
     revision = suffix if at else revision
     if not _HUB_ID.fullmatch(hub_id) or (revision is not None and not _REVISION.fullmatch(revision)):
         raise InputError(
-            f"model {text!r}: neither an existing folder, a .gguf file, demo:NAME nor a hub id (owner/name or owner/name@revision)"
+            f"model {text!r}: neither an existing folder, a .gguf file, demo:NAME "
+            f"nor a hub id (owner/name or owner/name@revision)"
         )
     return ModelSpec("hub", hub_id, revision)

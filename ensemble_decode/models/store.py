@@ -34,7 +34,8 @@ def exclusive(folder: Path) -> Iterator[None]:
         lock.acquire()
     except OSError as error:
         raise ModelError(
-            f"cannot use the cache folder {folder}: {error.strerror or error}; set ENSEMBLE_DECODE_HOME to a folder that can be written"
+            f"cannot use the cache folder {folder}: {error.strerror or error}; "
+            f"set ENSEMBLE_DECODE_HOME to a folder that can be written"
         ) from error
     try:
         yield
