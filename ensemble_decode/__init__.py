@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .ensemble import Ensemble
     from .errors import CacheError, ContextError, EnsembleError, InputError, ModelError, NumericalError, TokenizerError
     from .fusion import fuse_step
-    from .methods import JS, KL, GaC, MaxProb, Sharpen, Single, UniTE
+    from .methods import JS, KL, SAFE, GaC, MaxProb, Sharpen, Single, UniTE
     from .sampling import Sampling
     from .types import Completion, Delta, Stats, TraceStep
     from .vocab import AlignedVocab, ModelVocab
@@ -27,7 +27,7 @@ _HOME = {
         "errors",
     ),
     "fuse_step": "fusion",
-    **dict.fromkeys(("JS", "KL", "GaC", "MaxProb", "Sharpen", "Single", "UniTE"), "methods"),
+    **dict.fromkeys(("JS", "KL", "SAFE", "GaC", "MaxProb", "Sharpen", "Single", "UniTE"), "methods"),
     "Sampling": "sampling",
     **dict.fromkeys(("Completion", "Delta", "Stats", "TraceStep"), "types"),
     **dict.fromkeys(("AlignedVocab", "ModelVocab"), "vocab"),
@@ -36,6 +36,7 @@ _HOME = {
 __all__ = [
     "JS",
     "KL",
+    "SAFE",
     "AlignedVocab",
     "CacheError",
     "Completion",

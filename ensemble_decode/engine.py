@@ -6,8 +6,8 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from .methods import Method
 
 _TRACED = 10  # candidates shown in the trace where one model chooses alone
+
+
+class Choice(NamedTuple):
+    """What one model alone would write next, and its probability (END: of all its EOS ids together)."""
+
+    id: int
+    prob: float
 
 
 @dataclass
@@ -124,9 +131,7 @@ class Engine:
             row.cached[m] = row.total(m) - len(ids)
         return self.extend(m, rows, pending, "last").values
 
-    def extend(
-        self, m: int, rows: Sequence[Row], ids: Sequence[Sequence[int]], logits: str | list[int]
-    ) -> Logits:
+    def extend(self, m: int, rows: Sequence[Row], ids: Sequence[Sequence[int]], logits: str | list[int]) -> Logits:
         """Roll every row's cache of model m back to ``row.cached[m]`` positions, forward ``ids`` after them, and count them in.
 
         Returns the logits asked for (see ``Runner.extend``), moved to the primary's device.
@@ -141,7 +146,7 @@ class Engine:
             row.cached[m] += len(new)
             row.stats.forwarded[m] += len(new)
         if out.values.device != self.device:
-            out = out._replace(values=out.values.to(self.device))
+            out = replace(out, values=out.values.to(self.device))
         self.clock.forward[m] += time.perf_counter() - began
         return out
 
@@ -178,11 +183,16 @@ class Engine:
         numbers, steps = self.sampling_keys(rows)
         return made._replace(row=numbers, step=steps)
 
-    def sampling_keys(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys (row, step) of the generator for the next token of each row; i64 [B]."""
-        numbers = torch.tensor([row.request.seed_row for row in rows], dtype=torch.int64, device=self.device)
-        steps = torch.tensor([row.length for row in rows], dtype=torch.int64, device=self.device)
-        return numbers, steps
+    def sampling_keys(
+        self, rows: Sequence[Row], ahead: Sequence[int] | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The keys (row, step) of the generator for the token ``ahead`` (default 0) places after the next one; i64 [B]."""
+        numbers = [row.request.seed_row for row in rows]
+        steps = [row.length + a for row, a in zip(rows, ahead or [0] * len(rows), strict=True)]
+        return (
+            torch.tensor(numbers, dtype=torch.int64, device=self.device),
+            torch.tensor(steps, dtype=torch.int64, device=self.device),
+        )
 
     # -- choices ---------------------------------------------------------------------------------------------------
 
@@ -191,7 +201,9 @@ class Engine:
         with self.fusing():
             columns = [fused.cid, fused.primary_id, fused.flags, fused.ensembled, fused.sharpened, *fused.top_cid]
             table = torch.stack([c.to(torch.int64) for c in columns], dim=1).tolist()
-        alone = [i for i, facts in enumerate(table) if not facts[3] and not facts[2]] if not self.sampling.greedy else []
+        alone = (
+            [i for i, facts in enumerate(table) if not facts[3] and not facts[2]] if not self.sampling.greedy else []
+        )
         if alone:
             chosen = self._sample(0, [rows[i] for i in alone], logits[0][alone])
             for i, token in zip(alone, chosen, strict=True):
@@ -209,7 +221,7 @@ class Engine:
             if cid == end:
                 row.end(token if token >= 0 else None, ensembled=bool(ensembled))
             else:
-                row.append(token, self.vocab.models[0].token_bytes[token], ensembled=bool(ensembled))
+                row.commit([token], [self.vocab.models[0].token_bytes[token]], ensembled=bool(ensembled))
 
     def commit_alone(self, m: int, rows: Sequence[Row], logits: torch.Tensor, tops: kernels.TopkStats) -> None:
         """Give each row model m's own choice: its top id, or a sample of its own distribution."""
@@ -229,7 +241,27 @@ class Engine:
             if token in self.eos[m]:
                 row.end(token)
             else:
-                row.append(token, model.token_bytes[token])
+                row.commit([token], [model.token_bytes[token]])
+
+    def choose(self, m: int, rows: Sequence[Row], logits: torch.Tensor, ahead: Sequence[int]) -> list[Choice | None]:
+        """Model m's own choice from each row of ``logits``, ``ahead`` places after the row's end; None where there is none."""
+        tops = self.top_alone(m, logits, ())
+        with self.fusing():
+            ids = tops.ids[:, 0].long()
+            if not self.sampling.greedy:
+                ids = choose_alone(logits, self.allowed[m], self.sampling, *self.sampling_keys(rows, ahead))
+            chosen = logits.gather(1, ids.clamp_min(0).unsqueeze(1)).squeeze(1).float()
+            probs = (chosen - tops.logsumexp).exp()
+            if len(self.eos[m]) > 1:
+                eos = self.tensors.eos_ids[m].to(logits.device).long()
+                mass = (logits[:, eos].float() - tops.logsumexp.unsqueeze(1)).exp().sum(1)
+                probs = torch.where((ids.unsqueeze(1) == eos).any(1), mass, probs)
+            facts = zip(ids.tolist(), probs.tolist(), tops.flags.tolist(), strict=True)
+        return [None if flags or token < 0 else Choice(token, prob) for token, prob, flags in facts]
+
+    def fail(self, row: Row, m: int, logits: torch.Tensor) -> None:
+        """End a row whose logits of model m nothing can be chosen from, naming the reason."""
+        row.fail(self._why(0, row, [logits.unsqueeze(0)], [m]))
 
     def _sample(self, m: int, rows: Sequence[Row], logits: torch.Tensor) -> list[int]:
         with self.fusing():
@@ -280,6 +312,12 @@ class Engine:
             js=0.0,
             model_top=[model.token_bytes[ids[0]]],
         )
+
+    def trace_tokens(self, row: Row, pieces: Sequence[bytes], probs: Sequence[float], ended: bool) -> None:
+        """Trace tokens that the primary drafted and that stood."""
+        for i, (piece, prob) in enumerate(zip(pieces, probs, strict=True)):
+            last = ended and i == len(pieces) - 1
+            row.trace.append(TraceStep([piece], [prob], piece, last, False, False, prob, 0.0, [], 0.0, [piece]))
 
     def top_alone(self, m: int, logits: torch.Tensor, rows: Sequence[Row]) -> kernels.TopkStats:
         """Model m's own top candidates: one, or as many as a trace shows."""

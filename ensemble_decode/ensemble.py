@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from .engine import Engine
 from .errors import EnsembleError, InputError
 from .methods import Method, UniTE
+from .models.loading import load_all
 from .prompts import ChatMode, Prompt, SystemMode, as_prompts, check_prompt_type, prompt_ids
 from .rows import Request, Row, check_prompt
 from .runner import Runner
@@ -44,12 +48,20 @@ class Ensemble:
     Model 0 is the primary.
     """
 
-    def __init__(self, runners: Sequence[Runner], vocab: AlignedVocab, weights: Sequence[float] | None = None) -> None:
-        if not runners or len(runners) != len(vocab.models):
+    def __init__(
+        self,
+        runners: Sequence[Runner],
+        tokenizers: Sequence[Any],
+        vocab: AlignedVocab,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        if not runners or not len(runners) == len(tokenizers) == len(vocab.models):
             raise InputError(
-                f"an ensemble needs one runner per model of its vocabulary: got {len(runners)} runners for {len(vocab.models)} models"
+                "an ensemble needs one runner and one tokenizer per model of its vocabulary: "
+                f"got {len(runners)} runners and {len(tokenizers)} tokenizers for {len(vocab.models)} models"
             )
         self.runners = list(runners)
+        self.tokenizers = list(tokenizers)
         self.vocab = vocab
         self.weights = check_weights(weights, len(self.runners))
 
@@ -180,7 +192,7 @@ class Ensemble:
 
     def _prompt_ids(self, m: int, prompt: Prompt, chat: ChatMode, system: SystemMode) -> list[int]:
         model = self.vocab.models[m]
-        return prompt_ids(model.tokenizer, model.bos_id, f"model {m} ({model.name})", prompt, chat, system)
+        return prompt_ids(self.tokenizers[m], model.bos_id, f"model {m} ({model.name})", prompt, chat, system)
 
     # -- loading ---------------------------------------------------------------------------------------------------
 
@@ -189,14 +201,80 @@ class Ensemble:
         cls,
         models: Sequence[Any],
         *,
-        devices: str | Sequence[str] = "auto",
-        dtype: Any = "auto",
+        devices: str | torch.device | Sequence[str | torch.device] = "auto",
+        dtype: str | torch.dtype | Sequence[str | torch.dtype] = "auto",
         weights: Sequence[float] | None = None,
         revisions: Sequence[str | None] | None = None,
         attention: str = "auto",
         compile: bool = False,
         memory_limit: int | None = None,
-        cache_dir: Any = "default",
+        cache_dir: str | os.PathLike[str] | None = "default",
     ) -> Ensemble:
-        """Load models by hub id, local folder, GGUF file or ``demo:`` name, and align their vocabularies."""
-        raise NotImplementedError
+        """Load models and align their vocabularies; model 0 becomes the primary.
+
+        ``models``: hub ids, local folders, GGUF files or ``demo:`` names (``ensemble-decode models list``). ``devices``, ``dtype``: one for
+        all or one per model; ``"auto"`` spreads models over the CUDA devices, or takes the CPU, where it computes in float32
+        unless the CPU multiplies bfloat16. ``weights``: default equal. ``revisions``: per model, of weights and tokenizer alike.
+        ``attention``: "auto", "sdpa" or "flash". ``compile``: run decode steps through ``torch.compile``. ``memory_limit``: bytes that
+        the KV cache of each model may take. ``cache_dir``: where the aligned vocabulary is kept (None: nowhere).
+
+        Raises ``InputError`` for arguments that do not fit and ``ModelError`` for a model that cannot be loaded or cannot be rolled
+        back, each naming the model.
+        """
+        weights = check_weights(weights, len(models))
+        loaded = load_all(models, devices=devices, dtypes=dtype, revisions=revisions)
+        return cls.from_models(
+            [entry.model for entry in loaded],
+            [entry.tokenizer for entry in loaded],
+            names=[entry.name for entry in loaded],
+            eos_ids=[entry.eos_ids for entry in loaded],
+            weights=weights,
+            attention=attention,
+            compile=compile,
+            memory_limit=memory_limit,
+            cache_dir=cache_dir,
+        )
+
+    @classmethod
+    def from_models(
+        cls,
+        models: Sequence[Any],
+        tokenizers: Sequence[Any],
+        *,
+        names: Sequence[str] | None = None,
+        eos_ids: Sequence[Sequence[int]] | None = None,
+        weights: Sequence[float] | None = None,
+        attention: str = "auto",
+        compile: bool = False,
+        memory_limit: int | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+    ) -> Ensemble:
+        """An ensemble of transformers models that are already loaded, each on its own device, with their tokenizers.
+
+        ``eos_ids`` per model add to the tokenizer's own; default: the model's generation config.
+        """
+        if len(models) != len(tokenizers):
+            raise InputError(f"{len(models)} models need {len(models)} tokenizers, got {len(tokenizers)}")
+        names = list(names or (f"model {m}" for m in range(len(models))))
+        if eos_ids is None:
+            eos_ids = [generation_eos(model) for model in models]
+        sizes = [head_rows(model) for model in models]
+        vocab = AlignedVocab.build(tokenizers, sizes=sizes, eos_ids=eos_ids, names=names, cache_dir=cache_dir)
+        runners = [
+            Runner(
+                model, vocab.models[m], attention=attention, compile=compile, memory_limit=memory_limit, name=names[m]
+            )
+            for m, model in enumerate(models)
+        ]
+        return cls(runners, tokenizers, vocab, weights)
+
+
+def head_rows(model: Any) -> int:
+    """V_m: the rows of a model's head, which may be padded past its tokenizer's ids."""
+    return int(model.get_output_embeddings().weight.shape[0])
+
+
+def generation_eos(model: Any) -> list[int]:
+    """EOS ids of a model's generation config."""
+    stated = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    return [] if stated is None else [stated] if isinstance(stated, int) else list(stated)

@@ -78,12 +78,19 @@ def _template_ids(tokenizer: Any, name: str, messages: Chat, system: SystemMode)
     except Exception as error:
         if has_system and system == "merge":
             return apply(merge_system(messages))
-        hint = "; pass system='merge' to put the system message in front of the first user message" if has_system else ""
+        hint = (
+            "; pass system='merge' to put the system message in front of the first user message" if has_system else ""
+        )
         raise InputError(f"the chat template of {name} refuses these messages: {error}{hint}") from error
 
 
 def prompt_ids(
-    tokenizer: Any, bos_id: int | None, name: str, prompt: Prompt, chat: ChatMode = "template", system: SystemMode = "error"
+    tokenizer: Any,
+    bos_id: int | None,
+    name: str,
+    prompt: Prompt,
+    chat: ChatMode = "template",
+    system: SystemMode = "error",
 ) -> list[int]:
     """One model's ids of a prompt: its own tokenizer, its own chat template, exactly one BOS where it wants one.
 

@@ -89,15 +89,31 @@ class Row:
         start = min(self.cached[m], self.total(m) - 1)
         return prompt[start:] + ids if start < len(prompt) else ids[start - len(prompt) :]
 
-    def append(self, token_id: int, piece: bytes, *, ensembled: bool = False) -> None:
-        """Add one token of the primary and bring every other model's ids up to date; checks stop strings and length."""
+    def commit(self, ids: Sequence[int], pieces: Sequence[bytes], *, ensembled: bool = False) -> None:
+        """Add tokens of the primary, in order, until one of them ends the row; every other model's ids follow the bytes.
+
+        Ends: a stop string, ``max_new_tokens``, a context that is full. ``ensembled`` marks them as chosen by a fusion.
+        """
+        bulk = len(ids) <= self.room and self._far_from_full(sum(map(len, pieces)))
+        step = len(ids) if bulk else 1
+        for at in range(0, len(ids), max(step, 1)):
+            if self.finished:
+                return
+            self._append(ids[at : at + step], pieces[at : at + step], ensembled)
+
+    def _append(self, ids: Sequence[int], pieces: Sequence[bytes], ensembled: bool) -> None:
         if ensembled:
-            self.ensembled_at.append(len(self.ids[self.primary]))
-            self.stats.ensembled += 1
-        self.ids[self.primary].append(token_id)
-        self.data += piece
-        self.token_ends.append(len(self.data))
-        self._after_bytes(piece)
+            self.ensembled_at.extend(range(len(self.ids[self.primary]), len(self.ids[self.primary]) + len(ids)))
+            self.stats.ensembled += len(ids)
+        self.ids[self.primary].extend(ids)
+        for piece in pieces:
+            self.data += piece
+            self.token_ends.append(len(self.data))
+        self._after_bytes(b"".join(pieces))
+
+    def _far_from_full(self, new_bytes: int) -> bool:
+        """No context can fill while ``new_bytes`` are added, however they are tokenized."""
+        return all(self.total(m) + 4 * new_bytes + 64 < self.context_lengths[m] for m in self.models)
 
     def append_bytes(self, piece: bytes) -> None:
         """Add bytes where every model's ids, the primary's too, are T_m(data)."""
@@ -126,16 +142,25 @@ class Row:
         elif self.length >= self.request.max_new_tokens or self.context_full():
             self.finish_reason = "length"
 
-    def retokenize(self) -> None:
-        data = bytes(self.data)
+    def retokenize(self, ahead: bytes = b"") -> None:
+        """Bring the ids of every model that follows the bytes up to date with data + ``ahead``."""
+        data = bytes(self.data) + ahead
         for m, tokens in self._tokens.items():
             kept = tokens.update(data)
             self.ids[m] = tokens.ids
             self.cached[m] = min(self.cached[m], len(self.request.prompt_ids[m]) + kept)
 
-    def peek(self, m: int, data: bytes) -> list[int]:
-        """T_m(data) for bytes that are not (yet) the row's own, for a model whose ids are a tokenization."""
-        return self._tokens[m].peek(data)
+    def full_with(self, primary_total: int, draft: bytes) -> bool:
+        """True where some context would be full with a draft of that text, the primary then holding ``primary_total`` ids."""
+        if primary_total >= self.context_lengths[self.primary]:
+            return True
+        if self._far_from_full(len(draft)):
+            return False
+        data = bytes(self.data) + draft
+        return any(
+            len(self.request.prompt_ids[m]) + len(tokens.peek(data)) >= self.context_lengths[m]
+            for m, tokens in self._tokens.items()
+        )
 
     def context_full(self) -> bool:
         """True where some model's ids fill its context: nothing more can be forwarded and read."""

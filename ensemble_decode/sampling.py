@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from . import kernels
 from .errors import InputError
+from .kernels.reference.philox import philox
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,16 @@ def filtered_probs(logits: torch.Tensor, allowed: torch.Tensor, sampling: Sampli
     return p / total.clamp_min(torch.finfo(torch.float32).tiny)
 
 
-# The counter-based generator is keyed by (seed, row, step, candidate); a model that chooses alone needs one number per row and step.
-_ALONE = 0xFFFFFFFF
+# The counter-based generator is keyed by (seed, row, step, candidate). Draws that belong to no candidate take these in its place.
+_ALONE, ACCEPT, RESIDUAL = 0xFFFFFFFF, 0xFFFFFFFE, 0xFFFFFFFD
+_MASK = 0xFFFFFFFF
+
+
+def uniform(seed: int, rows: torch.Tensor, steps: torch.Tensor, word: int) -> torch.Tensor:
+    """One float64 number in (0, 1) per row: Philox-4x32-10 keyed by ``seed``, ``rows``, ``steps`` (i64 [B]) and ``word``."""
+    counter = (torch.full_like(rows, word), rows & _MASK, steps & _MASK, (rows >> 32) & _MASK)
+    key = (torch.full_like(rows, seed & _MASK), torch.full_like(rows, (seed >> 32) & _MASK))
+    return ((philox(counter, key)[0] >> 8).double() + 0.5) * 2.0**-24
 
 
 def choose_alone(
@@ -84,8 +92,7 @@ def choose_alone(
     if sampling.seed is None:
         raise InputError("choose_alone: sampling needs a seed; the caller draws one for the whole call")
     mass = filtered_probs(logits, allowed, sampling).double().cumsum(-1)
-    seeds = torch.full_like(rows, sampling.seed)
-    r = kernels.uniform(seeds, rows, steps, torch.full_like(rows, _ALONE))
+    r = uniform(sampling.seed, rows, steps, _ALONE)
     target = r.to(mass.device).unsqueeze(-1) * mass[:, -1:]
     ids = torch.searchsorted(mass, target, right=True).squeeze(-1)
     return torch.where(mass[:, -1] > 0, ids, -1)

@@ -3,8 +3,9 @@
 from .base import BaseMethod, Method
 from .gac import GaC
 from .gates import JS, KL, Gate, MaxProb
+from .safe import SAFE
 from .sharpen import Sharpen
 from .single import Single
 from .unite import UniTE
 
-__all__ = ["JS", "KL", "BaseMethod", "GaC", "Gate", "MaxProb", "Method", "Sharpen", "Single", "UniTE"]
+__all__ = ["JS", "KL", "SAFE", "BaseMethod", "GaC", "Gate", "MaxProb", "Method", "Sharpen", "Single", "UniTE"]

@@ -37,9 +37,7 @@ class Method(Protocol):
 class BaseMethod(Method, Protocol):
     """A method that chooses one token from logits that are already there: what SAFE falls back on."""
 
-    def fuse(
-        self, engine: Engine, rows: Sequence[Row], logits: Sequence[torch.Tensor], sharpen: Sharpen
-    ) -> FuseStep:
+    def fuse(self, engine: Engine, rows: Sequence[Row], logits: Sequence[torch.Tensor], sharpen: Sharpen) -> FuseStep:
         """One union step over ``logits`` (one [B, V_m] per model)."""
 
 

@@ -143,7 +143,7 @@ def select_top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _ordered(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """torch.topk with the order it does not promise: value descending, index ascending."""
     if x.dtype != torch.float32:
-        index = x.sort(-1, descending=True, stable=True).indices[..., :k]
+        index = x.sort(dim=-1, descending=True, stable=True).indices[..., :k]
         return x.gather(-1, index), index
     bits = (x + 0.0).view(torch.int32)  # + 0.0 makes −0 equal to 0
     rank = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # ordered as the floats are

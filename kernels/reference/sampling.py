@@ -37,7 +37,7 @@ def filtered(log: Tensor, settings: FuseSettings) -> Tensor:
     width = log.shape[1]
     if width == 0:
         return torch.zeros_like(log, dtype=torch.bool)
-    ordered, order = log.sort(-1, descending=True, stable=True)
+    ordered, order = log.sort(dim=-1, descending=True, stable=True)
     last = settings.sample_top_k.to(torch.int64).clamp(1, width) - 1
     kth = torch.where(settings.sample_top_k > 0, ordered.gather(1, last.unsqueeze(-1))[:, 0], NEG_INF)
 
