@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 
 from ensemble_decode.encoders import TextEncoder
+from ensemble_decode.errors import InputError
 
 _INVALID = re.compile("[\udc80-\udcff]+")
 
@@ -26,10 +27,11 @@ class Speller:
     """Spells bytes in the ids of one model; ``b"".join(pieces[i] for i in encode(data)) == data`` always.
 
     ``pieces``: bytes by id, ``b""`` where an id must not be used. ``exact``: the one id for each spelled byte string.
+    ``name``: what errors call the model.
     """
 
-    def __init__(self, encoder: TextEncoder, pieces: list[bytes], exact: dict[bytes, int]):
-        self.encoder, self.pieces, self.exact = encoder, pieces, exact
+    def __init__(self, encoder: TextEncoder, pieces: list[bytes], exact: dict[bytes, int], name: str):
+        self.encoder, self.pieces, self.exact, self.name = encoder, pieces, exact, name
         self._lengths = sorted({len(piece) for piece in exact}, reverse=True)
         self._survives: dict[str, bool] = {}
 
@@ -45,7 +47,8 @@ class Speller:
         start = 0
         for invalid in _INVALID.finditer(text):
             local &= self._spell_text(text[start : invalid.start()], ids)
-            ids.extend(self.exact[bytes([ord(char) - 0xDC00])] for char in invalid[0])
+            for char in invalid[0]:
+                ids += self.longest_match(bytes([ord(char) - 0xDC00]))
             start = invalid.end()
         local &= self._spell_text(text[start:], ids)
         return ids, local
@@ -119,5 +122,8 @@ class Speller:
                         at += length
                         break
             else:
-                raise AssertionError("every single byte has a piece")  # checked when the vocabulary is built
+                raise InputError(
+                    f"{self.name} cannot spell byte 0x{data[at]:02X}: its tokenizer has no token for it; right is text "
+                    "without it"
+                )
         return ids

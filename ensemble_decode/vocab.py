@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,9 @@ def prefix_ranges(candidates: Sequence[bytes]) -> np.ndarray:
 
 class AlignedVocab:
     """Candidates across models: every byte string that some model can emit, in lexicographic order, and END last.
+
+    Byte strings that some model cannot spell (`ModelVocab.unspellable`) are left out, and not allowed in any of
+    ``models``, so that every candidate may follow any text in every model.
 
     ``models``: one `ModelVocab` each. ``size``: ``N``, END is ``N - 1``. ``to_cid[m]`` int32 ``[V_m]`` (−1 where not
     allowed), ``exact_id[m]`` and ``piece_id[m]`` int32 ``[N]`` (−1 where none), ``prefix_end`` int32 ``[N]``: candidate
@@ -71,7 +74,7 @@ class AlignedVocab:
         sizes: Sequence[int | None] | None = None,
         eos_ids: Sequence[Iterable[int]] | None = None,
         names: Sequence[str] | None = None,
-        cache_dir: str | Path | None = "default",
+        cache_dir: str | os.PathLike[str] | None = "default",
     ) -> AlignedVocab:
         """Align the vocabularies of ``tokenizers`` (or of `ModelVocab` objects)."""
         count = len(tokenizers)
@@ -95,7 +98,12 @@ class AlignedVocab:
 
     @classmethod
     def _align(cls, models: list[ModelVocab]) -> AlignedVocab:
-        candidates = sorted(set().union(*(model.exact for model in models)))
+        # A byte that one model cannot spell must not enter the text, whichever model proposes it.
+        unspellable = frozenset().union(*(model.unspellable for model in models))
+        models = [model.restricted(unspellable) for model in models]
+        bad = bytes(unspellable)
+        every = set().union(*(model.exact for model in models))
+        candidates = sorted(item for item in every if len(item.translate(None, bad)) == len(item))
         cids = {item: index for index, item in enumerate(candidates)}
         size = len(candidates) + 1
         to_cid, exact_id, piece_id = [], [], []
@@ -103,7 +111,8 @@ class AlignedVocab:
             forward = np.fromiter((cids.get(piece, -1) for piece in model.token_bytes), np.int32, model.size)
             forward[list(model.eos_ids)] = size - 1
             exact = np.full(size, -1, np.int32)
-            exact[[cids[piece] for piece in model.exact]] = list(model.exact.values())
+            held = [(cid, index) for piece, index in model.exact.items() if (cid := cids.get(piece)) is not None]
+            exact[[cid for cid, _ in held]] = [index for _, index in held]
             if model.eos_ids:
                 exact[-1] = model.eos_ids[0]
             pieces = exact.copy()
