@@ -1,0 +1,21 @@
+"""The operators as Triton kernels: for CUDA devices, and on a CPU through Triton's interpreter.
+
+Two stages (`stream`, `select`): one read of the logits into partial sums and group maxima, then one program per row
+that selects, and in `fuse_step` does everything else up to the choice.
+"""
+
+from .launch import limit_reason, unavailable_reason
+
+implements = frozenset(
+    {"topk_stats", "union_topk", "gather_candidates", "fuse_candidates", "fuse_step", "verify_draft"}
+)
+
+if unavailable_reason() != "triton is not installed":
+    from .fuse_candidates import fuse_candidates
+    from .fuse_step import fuse_step
+    from .gather_candidates import gather_candidates
+    from .topk_stats import topk_stats
+    from .union_topk import union_topk
+    from .verify_draft import verify_draft
+
+__all__ = [*sorted(implements), "implements", "limit_reason", "unavailable_reason"]
