@@ -4,3 +4,5 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Threads that spin while they wait make tiny models a hundred times slower as soon as another process wants the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -86,6 +86,7 @@ class Vocab:
         for index, data in enumerate(self.token_bytes):
             if data:
                 self._ids_of.setdefault(data, []).append(index)
+        self._exact_ids: dict[bytes, int] | None = None
         self._longest = max(map(len, self._ids_of))
 
         self.bos_id = tokenizer.bos_token_id
@@ -105,6 +106,14 @@ class Vocab:
         except UnicodeDecodeError:
             own = []
         return own[0] if len(own) == 1 and own[0] in ids else ids[0]
+
+    def exact_ids(self) -> dict[bytes, int]:
+        """The exact id of every byte string that has one."""
+        if self._exact_ids is None:
+            self._exact_ids = {
+                data: ids[0] if len(ids) == 1 else self.exact(data) for data, ids in self._ids_of.items()
+            }
+        return self._exact_ids
 
     def first_piece(self, data: bytes) -> int:
         exact = self.exact(data)

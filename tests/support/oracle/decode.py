@@ -1,0 +1,114 @@
+"""Whole texts by the oracle: `single`, `unite`, `gac`; `safe` and `specfuse` have files of their own."""
+
+import math
+from dataclasses import dataclass, field
+
+from .fusion import Step, gac_step, own_choice, unite_step
+from .model import Model
+from .vocab import END
+
+
+@dataclass
+class Result:
+    """`ids` are the primary's, without END's; `margins`, one per decision, say how close it was."""
+
+    data: bytes
+    ids: list[int]
+    finish: str
+    ensembled_at: list[int] = field(default_factory=list)
+    margins: list[float] = field(default_factory=list)
+    borders: list[float] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    rounds: int = 0
+    drafted: int = 0
+    unsafe: int = 0
+
+    @property
+    def margin(self) -> float:
+        return min(self.margins, default=math.inf)
+
+    @property
+    def text(self) -> str:
+        return self.data.decode("utf-8", "replace")
+
+
+class Text:
+    """The text so far: the primary's ids as it wrote them, every other model's by tokenizing the bytes."""
+
+    def __init__(self, models: list[Model], prompt, max_new_tokens: int, stop):
+        self.models = models
+        self.prompts = [model.vocab.prompt_ids(prompt) for model in models]
+        self.max_new_tokens = max_new_tokens
+        self.stops = [s.encode() if isinstance(s, str) else s for s in stop or ()]
+        self.ids: list[int] = []
+        self.ends: list[int] = []
+        self.data = b""
+        self.finish: str | None = None
+        self.ensembled_at: list[int] = []
+
+    def ids_of(self, m: int, more: bytes = b"") -> list[int]:
+        """Model m's ids of prompt and text; for the others than the primary, of `more` bytes too."""
+        return self.prompts[m] + (self.ids if m == 0 else self.models[m].vocab.encode(self.data + more))
+
+    def add(self, token, ensembled: bool) -> None:
+        """Append one id of the primary, or END."""
+        if ensembled:
+            self.ensembled_at.append(len(self.ids))
+        if token is END:
+            self.finish = "end"
+            return
+        self.ids.append(token)
+        self.data += self.models[0].vocab.token_bytes[token]
+        self.ends.append(len(self.data))
+        starts = [at for at in (self.data.find(s) for s in self.stops) if at >= 0]
+        if starts:
+            self.data = self.data[: min(starts)]
+            keep = sum(end <= len(self.data) for end in self.ends)
+            self.ids, self.ends = self.ids[:keep], self.ends[:keep]
+            self.ensembled_at = [i for i in self.ensembled_at if i < keep]
+            self.finish = "stop"
+        elif len(self.ids) >= self.max_new_tokens:
+            self.finish = "length"
+        elif any(len(self.ids_of(m)) >= model.context_length for m, model in enumerate(self.models)):
+            self.finish = "length"
+
+
+def _decode(models, prompt, max_new_tokens, stop, step) -> Result:
+    text = Text(models, prompt, max_new_tokens, stop)
+    result = Result(b"", [], "")
+    while text.finish is None:
+        made = step([model.logits(text.ids_of(m)) for m, model in enumerate(models)])
+        text.add(made.token, made.ensembled)
+        record(result, made)
+    return finished(result, text)
+
+
+def record(result: Result, step: Step) -> None:
+    result.steps.append(step)
+    result.margins.append(step.margin)
+    result.borders.append(step.border)
+
+
+def finished(result: Result, text: Text) -> Result:
+    result.data, result.ids, result.finish = text.data, text.ids, text.finish or ""
+    result.ensembled_at = text.ensembled_at
+    return result
+
+
+def equal_weights(models: list[Model], weights) -> list[float]:
+    weights = [1.0] * len(models) if weights is None else list(weights)
+    return [w / sum(weights) for w in weights]
+
+
+def single(model: Model, prompt, max_new_tokens: int, stop=None) -> Result:
+    return _decode([model], prompt, max_new_tokens, stop, lambda logits: own_choice(model, logits[0]))
+
+
+def unite(models: list[Model], prompt, max_new_tokens: int, stop=None, weights=None, **settings) -> Result:
+    weights = equal_weights(models, weights)
+    return _decode(models, prompt, max_new_tokens, stop, lambda logits: unite_step(models, logits, weights, **settings))
+
+
+def gac(models: list[Model], prompt, max_new_tokens: int, stop=None, weights=None, **settings) -> Result:
+    weights = equal_weights(models, weights)
+    return _decode(models, prompt, max_new_tokens, stop, lambda logits: gac_step(models, logits, weights, **settings))

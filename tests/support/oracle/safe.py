@@ -1,0 +1,123 @@
+"""SAFE by the oracle: draft, verify, ensemble at the first safe position whose token does not stand."""
+
+import math
+from functools import partial
+from itertools import accumulate
+
+from .decode import Result, Text, equal_weights, finished, record
+from .fusion import NO_SHARPENING, Sharpening, Step, gac_step, own_choice, unite_step
+from .model import Model, probability, top_ids
+from .vocab import END
+
+
+def safe(
+    models: list[Model],
+    prompt,
+    max_new_tokens: int,
+    stop=None,
+    weights=None,
+    *,
+    draft_length: int = 5,
+    base: str = "unite",
+    sharpening: Sharpening = NO_SHARPENING,
+    **settings,
+) -> Result:
+    """`base` "unite" or "gac", with its `settings`."""
+    weights = equal_weights(models, weights)
+    fuse = partial(
+        {"unite": unite_step, "gac": gac_step}[base], models, weights=weights, sharpening=sharpening, **settings
+    )
+    text = Text(models, prompt, max_new_tokens, stop)
+    result = Result(b"", [], "")
+    while text.finish is None:
+        result.rounds += 1
+        draft = make_draft(text, draft_length, result)
+        result.drafted += len(draft)
+        at, step = verify(text, draft, weights, fuse, result)
+        accepted = draft if at is None else draft[:at]
+        for token in accepted:
+            text.add(token, ensembled=False)
+            if text.finish is not None:
+                break
+        if step is not None and text.finish is None:
+            record(result, step)
+            text.add(step.token, step.ensembled)
+    return finished(result, text)
+
+
+def make_draft(text: Text, draft_length: int, result: Result) -> list:
+    """The primary's greedy continuation, END last where it ended; no longer than any limit allows."""
+    primary, start = text.models[0], text.ids_of(0)
+    room = min(draft_length, text.max_new_tokens - len(text.ids), primary.context_length - len(start))
+    draft: list = []
+    while len(draft) < room and END not in draft:
+        step = own_choice(primary, primary.logits(start + draft))
+        draft.append(step.token)
+        record(result, step)
+    while len(draft) > 1 and any(
+        len(text.ids_of(m, draft_bytes(primary, draft))) > text.models[m].context_length
+        for m in range(1, len(text.models))
+    ):
+        draft.pop()
+    return draft
+
+
+def draft_bytes(primary: Model, draft: list) -> bytes:
+    return b"".join(primary.vocab.token_bytes[token] for token in draft if token is not END)
+
+
+def verify(text: Text, draft: list, weights: list[float], fuse, result: Result) -> tuple[int | None, Step | None]:
+    """The first safe position whose token does not stand, and the base method's step there; (None, None) if all stand."""
+    primary = text.models[0]
+    lengths = [0 if token is END else len(primary.vocab.token_bytes[token]) for token in draft]
+    offsets = [len(text.data) + n for n in accumulate([0, *lengths])]
+    views = [View(text, m, draft_bytes(primary, draft), offsets[0]) for m in range(1, len(text.models))]
+    for j, token in enumerate(draft):
+        if not all(offsets[j] in view.boundaries for view in views):
+            result.unsafe += 1
+            continue
+        context = text.ids_of(0) + draft[:j]
+        logits = [primary.logits(context)] + [view.model.logits(view.context(offsets[j])) for view in views]
+        votes = [weights[0] * probability(primary.vocab, logits[0], token)]
+        unanimous = True
+        margins = []
+        for view, weight, row in zip(views, weights[1:], logits[1:], strict=True):
+            next_token = view.token_at(offsets[j])
+            votes.append(weight * probability(view.model.vocab, row, next_token))
+            first, second = top_ids(row, 2)
+            is_end = first in view.model.vocab.eos_ids
+            agrees = is_end if next_token is END else first == next_token
+            unanimous = unanimous and agrees
+            margins.append(float(row[first] - row[second]))
+        half = sum(votes)
+        # Both tests must flip for the verdict to flip where neither holds; either one may where one holds.
+        distance = abs(half - 0.5)
+        close = min(margins, default=math.inf)
+        if unanimous or half > 0.5:
+            result.margins.append(max(distance if half > 0.5 else 0.0, close if unanimous else 0.0))
+        else:
+            result.margins.append(min(distance, close))
+            return j, fuse(logits=logits)
+    return None, None
+
+
+class View:
+    """How one verifier reads the text with the draft behind it."""
+
+    def __init__(self, text: Text, m: int, draft: bytes, start: int):
+        self.model = text.models[m]
+        self.prompt = text.prompts[m]
+        self.ids = self.model.vocab.encode(text.data + draft)
+        ends = list(accumulate(len(self.model.vocab.token_bytes[i]) for i in self.ids))
+        self.index_at = {offset: index for index, offset in enumerate([0, *ends])}
+        self.boundaries = set(self.index_at)
+        ids = self.prompt + self.ids
+        first = min((i for offset, i in self.index_at.items() if offset >= start), default=len(self.ids))
+        self.model.read(ids[: self.model.context_length], min(len(self.prompt) + first, self.model.context_length))
+
+    def context(self, offset: int) -> list[int]:
+        return self.prompt + self.ids[: self.index_at[offset]]
+
+    def token_at(self, offset: int):
+        index = self.index_at[offset]
+        return self.ids[index] if index < len(self.ids) else END
