@@ -154,13 +154,18 @@ class Row:
         """True where some context would be full with a draft of that text, the primary then holding ``primary_total`` ids."""
         if primary_total >= self.context_lengths[self.primary]:
             return True
+        return any(self._room_with(draft, m) <= 0 for m in self._tokens)
+
+    def overfull_with(self, draft: bytes) -> bool:
+        """True where some other model's context could not hold a draft of that text."""
+        return any(self._room_with(draft, m) < 0 for m in self._tokens)
+
+    def _room_with(self, draft: bytes, m: int) -> int:
+        """Positions that model m's context has left with a draft of that text; only known to be positive far from its end."""
         if self._far_from_full(len(draft)):
-            return False
-        data = bytes(self.data) + draft
-        return any(
-            len(self.request.prompt_ids[m]) + len(tokens.peek(data)) >= self.context_lengths[m]
-            for m, tokens in self._tokens.items()
-        )
+            return 1
+        held = len(self.request.prompt_ids[m]) + len(self._tokens[m].peek(bytes(self.data) + draft))
+        return self.context_lengths[m] - held
 
     def context_full(self) -> bool:
         """True where some model's ids fill its context: nothing more can be forwarded and read."""

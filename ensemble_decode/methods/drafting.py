@@ -37,6 +37,11 @@ class Draft:
     def text(self) -> bytes:
         return b"".join(self.pieces)
 
+    def drop_last(self) -> None:
+        for kept in (self.ids, self.pieces, self.probs, self.logits):
+            kept.pop()
+        self.ended = False
+
 
 @dataclass
 class View:
@@ -79,6 +84,9 @@ def write_drafts(
         live = going
         if live:
             logits = engine.extend(0, [d.row for d, _ in live], [d.ids[-1:] for d, _ in live], "last").values
+    for draft in drafts:
+        while len(draft.ids) > 1 and draft.row.overfull_with(draft.text):
+            draft.drop_last()
     return [draft for draft in drafts if draft.ids]
 
 
