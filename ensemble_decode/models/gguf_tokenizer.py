@@ -17,10 +17,10 @@ _GPT2 = frozenset(
 
 
 def load_gguf_tokenizer(path: Path, kind: str | None, pre: str | None) -> tuple[Any, list[str]]:
-    """The tokenizer of the GGUF file at ``path``, and warnings; ``kind`` and ``pre``: its ``tokenizer.ggml.model`` and ``.pre``.
+    """The tokenizer of the GGUF file at ``path``, and warnings about it.
 
-    There is a warning where the pre-tokenizer is not known here, since ids may then differ from the original
-    tokenizer's.
+    ``kind`` and ``pre`` are the file's ``tokenizer.ggml.model`` and ``tokenizer.ggml.pre``. There is a warning where the
+    pre-tokenizer is not known here, since ids may then differ from the original tokenizer's.
     """
     from transformers import AutoTokenizer
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
@@ -32,7 +32,7 @@ def load_gguf_tokenizer(path: Path, kind: str | None, pre: str | None) -> tuple[
         _split_digits(tokenizer)
     elif pre not in _GPT2 and pre not in GGUF_PRE_TOKENIZER_SPLITS:
         return tokenizer, [
-            f"the pre-tokenizer {pre!r} (tokenizer.ggml.pre) is not known; text is split as GPT-2 splits it, so token ids "
+            f"the pre-tokenizer {pre!r} (tokenizer.ggml.pre) is not known; text is split as GPT-2 splits it; ids "
             f"may differ from the original tokenizer's, most likely around digits, punctuation, accents and runs of "
             f"spaces. The original model's folder or hub id gives exact ids."
         ]

@@ -1,0 +1,32 @@
+# `make demo` and `make test` need nothing but Python 3.10+, a C++ compiler (optional) and the package index.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: demo test lint models oracle bench clean
+
+demo: $(VENV)/.installed
+	$(BIN)/ensemble-decode demo
+
+test: lint models
+	$(BIN)/pytest -q -n 2
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Fetched and converted once, so that no test waits for it.
+models: $(VENV)/.installed
+	$(BIN)/ensemble-decode models fetch
+
+# torch first and alone: it decides which build of itself every other package is resolved against.
+$(VENV)/.installed: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/* buildtools/*)
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[demo,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
