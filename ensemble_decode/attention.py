@@ -1,8 +1,8 @@
 """Attention of packed ragged rows over the slot cache: SDPA everywhere, flash-attn where it is installed and can run.
 
-Transformers calls ``attend`` through its attention registry under the name ``ATTENTION``; the ``Step`` that says which rows the
-tokens belong to travels as the keyword ``ensemble_step``. Without it the call is an ordinary one and goes to transformers'
-own SDPA, so that a model that a runner uses still works by itself.
+Transformers calls ``attend`` through its attention registry under the name ``ATTENTION``; the ``Step`` that says which
+rows the tokens belong to travels as the keyword ``ensemble_step``. Without it the call is an ordinary one and goes to
+transformers' own SDPA, so that a model that a runner uses still works by itself.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def visible(group: Group, window: int | None) -> torch.Tensor:
 
 
 def bias(group: Group, window: int | None, repeat: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """Additive mask ``[rows, 1, queries · repeat, keys]`` with every query ``repeat`` times in a row; None where all is visible.
+    """Additive mask ``[rows, 1, queries · repeat, keys]``, every query ``repeat`` times; None where all is visible.
 
     Built once per step and window, not once per layer.
     """
@@ -112,7 +112,7 @@ def _softmax_attention(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """What SDPA has no argument for: capped scores (Gemma-2) and a learned sink per head that takes part in the softmax only.
+    """What SDPA has no argument for: capped scores (Gemma-2), and a learned sink per head that only the softmax sees.
 
     ``query`` ``[rows, kv heads, queries, D]``, ``sinks`` broadcastable to ``[rows, kv heads, queries, 1]``.
     """
@@ -139,7 +139,7 @@ def _padded(packed: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def _cached(store: torch.Tensor, group: Group) -> torch.Tensor:
-    """``[rows, heads, keys, dim]`` of the group's slots: a view where they lie together, else a copy of what is read."""
+    """``[rows, heads, keys, dim]`` of the group's slots: a view where they lie together, else a copy of that part."""
     if group.begin is not None:
         return store[group.begin : group.begin + group.rows, :, : group.keys]
     return store[:, :, : group.keys].index_select(0, group.slots)
@@ -155,7 +155,7 @@ def _sdpa_group(
     window: int | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """``[rows, queries, heads, Dv]``. The query heads that share a KV head are folded into the query axis: nothing is repeated."""
+    """``[rows, queries, heads, Dv]``. Query heads that share a KV head are folded into the query axis: nothing is repeated."""
     rows, queries, heads, dim = query.shape
     kv_heads = key.shape[1]
     share = heads // kv_heads
@@ -201,7 +201,7 @@ def _flash_group(
         new_key,
         new_value,
         cache_seqlens=group.starts,
-        cache_batch_idx=group.slots.to(torch.int32),
+        cache_batch_idx=group.slots32,
         softmax_scale=scaling,
         causal=True,
         window_size=(-1, -1) if window is None else (window - 1, 0),
@@ -228,8 +228,8 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Attention of a packed step: ``query`` ``[1, heads, N, D]`` -> ``[1, N, heads, Dv]``.
 
-    ``key``/``value``: the layer's cache ``[slots, kv heads, capacity, D]`` as the cache's ``update`` returned it (SDPA), or the new
-    keys and values ``[1, kv heads, N, D]`` (flash, which appends by itself).
+    ``key``/``value``: the layer's whole cache ``[slots, kv heads, capacity, D]``, as ``update`` returned it (SDPA), or the
+    new keys and values ``[1, kv heads, N, D]`` (flash, which appends by itself).
     """
     if ensemble_step is None:
         return _plain(
@@ -240,8 +240,9 @@ def attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     packed = query[0].transpose(0, 1)
     step = ensemble_step
+    layer: int = module.layer_idx  # type: ignore[assignment]
     if step.windows is not None:
-        step.windows[module.layer_idx] = sliding_window  # type: ignore[index]
+        step.windows[layer] = sliding_window
     outs = []
     for group in step.groups:
         q = _padded(packed, group)
@@ -252,7 +253,7 @@ def attend(
         else:
             if s_aux is not None:
                 raise ModelError("attention sinks are not supported by the flash-attn path; use attention='sdpa'")
-            store = step.stores[module.layer_idx]  # type: ignore[index]
+            store = step.stores[layer]
             new_key, new_value = (_padded(x[0].transpose(0, 1), group) for x in (key, value))
             out = _flash_group(
                 step.flash, q, new_key, new_value, store.keys, store.values, group, scale, softcap, sliding_window

@@ -13,9 +13,9 @@ def _power_of_two(n: int) -> int:
 class Buckets:
     """Rounds the shapes of a step up.
 
-    ``padded=False``: shapes as they come, but key ranges in multiples of ``key_block`` (1: exact) - for eager execution, where
-    a new shape costs nothing. ``padded=True``: rows, queries and tokens to powers of two, key ranges to ``key_block`` times a
-    power of two - for compiled or captured steps, where each shape is compiled or captured once.
+    ``padded=False``: shapes as they come, key ranges in multiples of ``key_block`` (1: exact), for eager execution, where
+    a new shape costs nothing. ``padded=True``: rows, queries and tokens to powers of two, key ranges to ``key_block``
+    times a power of two, for compiled or captured steps, where each shape is compiled or captured once.
     """
 
     padded: bool = False

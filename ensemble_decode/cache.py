@@ -59,7 +59,7 @@ class LayerStore:
         self.flat_keys, self.flat_values = self._keys.flat, self._values.flat
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, index: torch.Tensor) -> None:
-        """Store ``keys``/``values`` ``[1, heads, N, dim]`` at the flat positions ``index`` int64 ``[N · heads]``, token-major."""
+        """Store ``keys``/``values`` ``[1, heads, N, dim]`` at flat positions ``index`` int64 ``[N · heads]``, token-major."""
         self.flat_keys.index_copy_(0, index, keys[0].transpose(0, 1).reshape(-1, keys.shape[-1]))
         self.flat_values.index_copy_(0, index, values[0].transpose(0, 1).reshape(-1, values.shape[-1]))
 
@@ -76,8 +76,9 @@ class LayerStore:
 class SlotCache:
     """The preallocated keys and values of one model, in row slots.
 
-    ``shapes``: one ``LayerShape`` per layer. ``block``: positions are allocated in multiples of it; ``slot_block``: slots
-    likewise. ``max_slots``/``max_length``: limits on both (None: none). ``memory_limit``: bytes that may be allocated.
+    ``shapes``: one ``LayerShape`` per layer. ``block``: positions are allocated in multiples of it; ``slot_block``:
+    slots likewise. ``max_slots``: rows at once. ``max_length``: positions that a row can ever need, so that growth does
+    not overshoot. ``memory_limit``: bytes that may be allocated. None: no limit.
     Layout: ``[slots, heads, capacity, dim]`` per layer (why: docs/caches.md). Every error leaves the cache as it was.
     """
 
@@ -187,9 +188,9 @@ class SlotCache:
         new = roomy if self._fits(roomy) else need
         if not self._fits(new):
             raise CacheError(
-                f"{self.name}: {new[0]} row slots of {new[1]} tokens need {self._bytes(*new):,} bytes of KV cache, memory_limit is "
-                f"{self.memory_limit:,} ({self.bytes_allocated:,} allocated now for {self.slots} slots of {self.capacity}); "
-                "use fewer rows, shorter texts or a higher limit"
+                f"{self.name}: {new[0]} row slots of {new[1]} tokens need {self._bytes(*new):,} bytes of KV cache, "
+                f"memory_limit is {self.memory_limit:,} ({self.bytes_allocated:,} allocated now, for {self.slots} slots of "
+                f"{self.capacity}); use fewer rows, shorter texts or a higher limit"
             )
         self._reallocate(*new)
 
@@ -203,7 +204,7 @@ class SlotCache:
         return slots, length
 
     def _bytes(self, slots: int, capacity: int) -> int:
-        spare = sum(shape.key_dim + shape.value_dim for shape in self.shapes) * (self.shapes[0].dtype.itemsize)
+        spare = sum((shape.key_dim + shape.value_dim) * shape.dtype.itemsize for shape in self.shapes)
         return slots * capacity * self.bytes_per_token + spare
 
     def _fits(self, size: tuple[int, int]) -> bool:

@@ -14,7 +14,7 @@ from ensemble_decode.cache import LayerStore
 
 @dataclass(frozen=True)
 class Piece:
-    """``count`` new tokens of row ``row`` from its ``offset``-th new token on; the row holds ``start`` tokens before them."""
+    """``count`` new tokens of ``row`` from its ``offset``-th new token on; ``start`` tokens of it are cached before them."""
 
     row: int
     slot: int
@@ -53,8 +53,8 @@ def chunks(slots: Sequence[int], starts: Sequence[int], counts: Sequence[int], l
 def similar(pieces: Sequence[Piece], waste: float = 4.0, floor: int = 4096) -> list[list[Piece]]:
     """Split the pieces of one forward into groups that attend in one padded call each.
 
-    A group pads every row to its longest query and its longest key range. Pieces are put together, shortest first, as long as
-    the padded score matrix stays under ``waste`` times the useful one or under ``floor`` elements per query head.
+    A group pads every row to its longest query and its longest key range. Pieces are put together, shortest first, as
+    long as the padded score matrix stays under ``waste`` times the useful one or under ``floor`` elements per head.
     """
     groups: list[list[Piece]] = []
     useful = longest = widest = 0
@@ -73,13 +73,14 @@ def similar(pieces: Sequence[Piece], waste: float = 4.0, floor: int = 4096) -> l
 
 @dataclass
 class Group:
-    """Rows that attend in one call: ``rows`` of them, ``queries`` positions each, over the first ``keys`` cached positions.
+    """Rows that attend in one call: ``rows`` of them, ``queries`` positions each, over their first ``keys`` positions.
 
-    ``begin``: first slot where the slots are contiguous, else None and ``slots`` int64 ``[rows]`` says which.
-    ``take`` int64 ``[rows · queries]``: index of each padded query among the forward's tokens, None where they already lie so.
-    ``put`` int64: where each of the group's tokens lies among the padded queries, None likewise.
-    ``first``/``count``: the group's tokens are ``first .. first + count`` of the forward. ``positions`` int64 ``[rows, queries]``.
-    ``starts`` int32 ``[rows]``: tokens cached before this forward. ``aligned``: every query sees every key but for windows.
+    ``begin``: first slot where the slots are contiguous, else None. ``slots`` int64 and int32 ``[rows]``.
+    ``take`` int64 ``[rows · queries]``: where each padded query lies among the forward's tokens; None: as they come.
+    ``put`` int64: where each of the group's tokens lies among the padded queries; None likewise.
+    ``first``/``count``: the group's tokens are ``first .. first + count`` of the forward.
+    ``positions`` int64 ``[rows, queries]``. ``starts`` int32 ``[rows]``: tokens cached before this forward.
+    ``aligned``: every query sees every key that is read, sliding windows apart.
     """
 
     rows: int
@@ -89,6 +90,7 @@ class Group:
     count: int
     begin: int | None
     slots: torch.Tensor
+    slots32: torch.Tensor
     take: torch.Tensor | None
     put: torch.Tensor | None
     positions: torch.Tensor
@@ -101,7 +103,8 @@ class Group:
 class Step:
     """Everything a forward needs beside the weights: ``tokens`` new ids of several rows packed into one sequence.
 
-    ``ids``/``positions`` int64 ``[1, N]``. ``write[heads]`` int64 ``[N · heads]``: flat cache positions, token-major.
+    ``ids``/``positions`` int64 ``[1, N]``. ``write[heads]`` int64 ``[N · heads]``: flat cache positions, token-major;
+    padding goes to the spare position behind the cache. ``stores``: the cache's layers. ``flash``: the flash-attn call.
     """
 
     ids: torch.Tensor
@@ -126,11 +129,15 @@ def _group(
     count = sum(piece.count for piece in pieces)
     slots = np.zeros(rows_padded, np.int64)
     starts = np.zeros(rows_padded, np.int32)
+    # padding rows repeat the first row, so that whatever a kernel writes for them is what is there anyway
+    slots[:] = pieces[0].slot
+    starts[:] = pieces[0].start
     slots[:rows] = [piece.slot for piece in pieces]
     starts[:rows] = [piece.start for piece in pieces]
-    begin: int | None = pieces[0].slot
-    if slots[rows - 1] - begin != rows - 1 or begin + rows_padded > slots_allocated or (buckets.padded and begin):
-        begin = None
+    lowest = pieces[0].slot
+    together = pieces[-1].slot - lowest == rows - 1 and lowest + rows_padded <= slots_allocated
+    if buckets.padded and lowest:  # a shape per first slot would be too many
+        together = False
     dense = rows_padded == rows and all(piece.count == queries for piece in pieces)
     take = put = None
     if not dense:
@@ -141,18 +148,20 @@ def _group(
             grid[r, : piece.count] = np.arange(first + at, first + at + piece.count)
             where[at : at + piece.count] = np.arange(r * queries, r * queries + piece.count)
             at += piece.count
+        grid[rows:] = grid[0]
         take, put = torch.from_numpy(grid.reshape(-1)).to(device), torch.from_numpy(where).to(device)
     # padded queries sit past their row's end; the last key they could see is the last one that is read
     positions = np.minimum(starts[:, None].astype(np.int64) + np.arange(queries), keys - 1)
-    aligned = not buckets.padded and queries == 1 and dense and all(piece.end == keys for piece in pieces)
+    aligned = not buckets.padded and queries == 1 and all(piece.end == keys for piece in pieces)
     return Group(
         rows=rows_padded,
         queries=queries,
         keys=keys,
         first=first,
         count=count,
-        begin=begin,
+        begin=lowest if together else None,
         slots=torch.from_numpy(slots).to(device),
+        slots32=torch.from_numpy(slots.astype(np.int32)).to(device),
         take=take,
         put=put,
         positions=torch.from_numpy(positions).to(device),

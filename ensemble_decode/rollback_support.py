@@ -6,16 +6,18 @@ from typing import Any
 
 from ensemble_decode.errors import ModelError
 
-ROLLS_BACK = {"full_attention", "sliding_attention"}
+ROLLS_BACK = ("full_attention", "sliding_attention", "attention")
+ADVICE = "use a decoder whose layers are all full or sliding-window attention"
 
-_WHY = {
-    "linear_attention": "its recurrent state mixes all earlier tokens and cannot be taken back",
+# parts of layer type names -> why such a layer cannot be rolled back here
+_REASONS = {
+    "hybrid": "part of it is a recurrent state, which mixes all earlier tokens and cannot be taken back",
     "conv": "its convolution state keeps only the last inputs and cannot be taken back",
+    "linear": "its recurrent state mixes all earlier tokens and cannot be taken back",
     "mamba": "its recurrent state mixes all earlier tokens and cannot be taken back",
     "recurrent": "its recurrent state mixes all earlier tokens and cannot be taken back",
-    "hybrid": "part of it is a recurrent state, which cannot be taken back",
-    "chunked_attention": "attention in fixed chunks is not supported by the row slots",
-    "indexed_attention": "its key index is not kept by the row slots",
+    "chunked": "attention within fixed chunks is not what the row slots keep",
+    "indexed": "the key index beside its cache is not kept by the row slots",
 }
 
 
@@ -29,23 +31,39 @@ def context_length(config: Any) -> int:
 
 
 def check_model(model: Any, name: str = "model") -> None:
-    """Refuse with ``ModelError`` a model whose state cannot be rolled back, naming the layer and the reason."""
+    """Refuse with ``ModelError`` a model whose state cannot be rolled back, naming the layer type and the reason."""
     config = model.config
     what = f"{name} ({type(model).__name__})"
-    right = "use a decoder whose layers are all full or sliding-window attention"
     if getattr(config, "is_encoder_decoder", False):
-        raise ModelError(f"{what} is an encoder-decoder model; {right}")
+        raise ModelError(f"{what} is an encoder-decoder model, which this package does not decode; {ADVICE}")
     types = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
     for layer, kind in enumerate(types):
-        if kind in ROLLS_BACK or kind == "attention":
-            continue
-        why = next((reason for key, reason in _WHY.items() if key in kind), "its state cannot be taken back")
-        raise ModelError(f"{what}: layer {layer} is of type {kind!r}: {why}; {right}")
+        if kind not in ROLLS_BACK:
+            why = next((why for part, why in _REASONS.items() if part in kind), "its state is not known to allow it")
+            raise ModelError(f"{what} cannot be rolled back: layer {layer} is of type {kind!r}: {why}; {ADVICE}")
     if getattr(model, "_is_stateful", False):
-        raise ModelError(
-            f"{what} keeps a recurrent state, which mixes all earlier tokens and cannot be taken back; {right}"
-        )
+        why = "it keeps a recurrent state, which mixes all earlier tokens and cannot be taken back"
+        raise ModelError(f"{what} cannot be rolled back: {why}; {ADVICE}")
     if getattr(config, "attention_chunk_size", None):
-        raise ModelError(f"{what}: {_WHY['chunked_attention']}; {right}")
+        raise ModelError(f"{what} cannot be rolled back: layer type 'chunked': {_REASONS['chunked']}; {ADVICE}")
     if getattr(config, "use_bidirectional_attention", False) or getattr(config, "is_causal", True) is False:
-        raise ModelError(f"{what} attends to later tokens, so cached keys would change with every token; {right}")
+        raise ModelError(f"{what} attends to later tokens, so every cached key would change with each token; {ADVICE}")
+
+
+def check_windows(config: Any, windows: dict[int, int | None], layers: int, name: str) -> None:
+    """Compare the sliding window that each layer's attention was called with against the configuration.
+
+    ``windows``: layer -> window. Raises ``ModelError`` where a layer did not call our attention or called it otherwise.
+    """
+    missing = sorted(set(range(layers)) - set(windows))
+    if missing:
+        raise ModelError(
+            f"{name}: layers {missing} do not use the attention interface of transformers, so their keys and values cannot be "
+            f"read from the row slots; {ADVICE}"
+        )
+    for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
+        expected = config.sliding_window if kind == "sliding_attention" else None
+        if windows[layer] != expected:
+            raise ModelError(
+                f"{name}: layer {layer} is of type {kind!r} (window {expected}) but asks attention for window {windows[layer]}"
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,42 +9,54 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ensemble_decode import attention as attention_module
-from ensemble_decode import plan
+from ensemble_decode import load_check, plan
 from ensemble_decode.body import Body
 from ensemble_decode.buckets import Buckets
 from ensemble_decode.cache import SlotCache
-from ensemble_decode.errors import ContextError, InputError
-from ensemble_decode.rollback_support import check_model, context_length
+from ensemble_decode.clock import SectionClock
+from ensemble_decode.errors import ContextError, InputError, ModelError
+from ensemble_decode.graphs import CompiledSteps, StepGraphs
+from ensemble_decode.rollback_support import check_model, check_windows, context_length
 
 if TYPE_CHECKING:
     from ensemble_decode.vocab import ModelVocab
 
+SMALL_STEP = 64  # tokens; larger steps are bound by arithmetic and run eagerly, whatever their shape
+
 
 @dataclass(frozen=True)
 class Logits:
-    """Logits of the positions asked for. ``values`` ``[R, V]`` in the model's dtype, rows in the order of the call; row ``r``
-    has ``values[starts[r]:starts[r + 1]]``, in text order."""
+    """Logits of the positions asked for.
+
+    ``values`` ``[R, V]`` in the model's dtype, rows in the order of the call: row ``r`` has
+    ``values[starts[r]:starts[r + 1]]``, in text order.
+    """
 
     values: torch.Tensor
     starts: list[int]
 
 
-@dataclass
 class RunnerStats:
-    """Work so far. ``tokens``: ids forwarded; ``forwards``: calls of the decoder; ``seconds``: host clock around them, or
-    device time between CUDA events on a GPU."""
+    """Work so far. ``tokens``: ids forwarded; ``forwards``: calls of the decoder; ``seconds``: spent in them and the head."""
 
-    tokens: int = 0
-    forwards: int = 0
-    seconds: float = 0.0
+    def __init__(self, device: torch.device):
+        self.tokens = 0
+        self.forwards = 0
+        self.clock = SectionClock(device)
+
+    @property
+    def seconds(self) -> float:
+        return self.clock.seconds
 
 
 class Runner:
     """One causal model: ``acquire`` a slot per row, ``extend`` rows by new ids, ``rollback`` any row to any shorter length.
 
-    ``model``: a transformers causal LM, already on its device. ``attention``: "auto", "sdpa" or "flash". ``compile``: steps of
-    few tokens run through ``torch.compile``. ``max_slots``, ``block``, ``memory_limit`` (bytes): of the KV cache.
-    Raises ``ModelError`` for models whose state cannot be rolled back.
+    ``model``: a transformers causal LM. ``device``, ``dtype``: where it goes (None: where it is). ``attention``: "auto",
+    "sdpa" or "flash". ``compile``: steps of up to 64 tokens run through ``torch.compile``, their shapes rounded to few.
+    ``graphs``: such steps are captured as CUDA graphs. ``max_slots``, ``block`` (positions), ``memory_limit`` (bytes): of
+    the KV cache. ``chunk_tokens``: the most tokens in one forward. ``name``: what errors call the model.
+    Raises ``ModelError`` for a model that cannot be rolled back or is not understood (docs/caches.md).
     """
 
     def __init__(
@@ -57,6 +68,7 @@ class Runner:
         dtype: torch.dtype | None = None,
         attention: str = "auto",
         compile: bool = False,
+        graphs: bool = False,
         max_slots: int | None = None,
         block: int = 256,
         memory_limit: int | None = None,
@@ -64,6 +76,8 @@ class Runner:
         name: str = "model",
     ):
         check_model(model, name)
+        if chunk_tokens < 1:
+            raise InputError(f"{name}: chunk_tokens must be at least 1, got {chunk_tokens}")
         if device is not None or dtype is not None:
             model = model.to(device=device, dtype=dtype)
         self.model = model.eval()
@@ -74,22 +88,43 @@ class Runner:
         self.dtype: torch.dtype = model.dtype
         self.context_length = context_length(model.config)
         self.chunk_tokens = chunk_tokens
+        if graphs and self.device.type != "cuda":
+            raise ModelError(f"{name}: graphs=True needs a CUDA device, the model is on {self.device.type}")
         self.attention = attention_module.status(attention, self.device, self.dtype, name)
         self._flash = attention_module.flash_function() if self.attention.kind == "flash" else None
         self._body = Body(model, name)
         shapes = self._body.record_shapes()
-        self._body.use_our_attention()
+        self._heads = sorted({shape.heads for shape in shapes})
+        self._eager = Buckets(key_block=64 if self.device.type == "cuda" else 1)
+        self._padded = Buckets(padded=True, key_block=64)
+        hidden = CompiledSteps(self._body.hidden) if compile else self._body.hidden
+        self.compiled = hidden if isinstance(hidden, CompiledSteps) else None
+        self.graphs = StepGraphs(hidden) if graphs else None
+        self.stats = RunnerStats(self.device)
+        self._check_model(shapes)
         self.cache = SlotCache(
-            [shapes[layer] for layer in sorted(shapes)],
+            shapes,
             self.device,
             block=block,
             max_slots=max_slots,
+            max_length=None if self._flash else self.context_length,  # flash-attn appends padding behind a row's end
             memory_limit=memory_limit,
             name=name,
         )
-        self._heads = [shape.heads for shape in self.cache.shapes]
-        self._buckets = Buckets(key_block=64 if self.device.type == "cuda" else 1)
-        self.stats = RunnerStats()
+
+    def _check_model(self, shapes: list[Any]) -> None:
+        """Prove on a throw-away cache that the model answers from row slots as it does alone."""
+        rows = load_check.probe_ids(min(self._body.id_limit, self._body.vocab_size))
+        expected = load_check.own_logits(self.model, rows, self.device)
+        self._body.use_our_attention()
+        compiled, self.compiled, graphs, self.graphs = self.compiled, None, self.graphs, None
+        self.cache = SlotCache(shapes, self.device, block=16, slot_block=2, name=self.name)
+        self._windows: dict[int, int | None] | None = {}
+        load_check.check_against(self, rows, expected)
+        check_windows(self.config, self._windows, len(shapes), self.name)
+        self._windows = None
+        self.compiled, self.graphs = compiled, graphs
+        self.stats = RunnerStats(self.device)
 
     # -- slots ---------------------------------------------------------------------------------------------------
 
@@ -98,9 +133,11 @@ class Runner:
         return self.cache.acquire()
 
     def release(self, slot: int) -> None:
+        """Give a slot back; its content is gone."""
         self.cache.release(slot)
 
     def length(self, slot: int) -> int:
+        """Tokens that the row holds."""
         return self.cache.length(slot)
 
     def rollback(self, slot: int, length: int) -> None:
@@ -123,25 +160,22 @@ class Runner:
         """Append ``new_ids[r]`` to the row in ``slots[r]`` and return the logits behind the positions asked for.
 
         ``logits``: "last" (one per row, which then needs at least one new id), "all", "none", or per row the number of
-        trailing new positions. Rows may differ in length and come in any order; a row may be empty where nothing is asked of it.
-        Raises ``InputError``, ``ContextError`` or ``CacheError`` before anything has changed.
+        trailing new positions. Rows may differ in length and come in any order; a row may be empty where nothing is
+        asked of it. Raises ``InputError``, ``ContextError`` or ``CacheError`` before any row has changed.
         """
         counts = [len(ids) for ids in new_ids]
         wanted = self._wanted(slots, counts, logits)
         starts = self._check(slots, new_ids, counts)
-        begun = time.perf_counter()
-        read: dict[int, list[torch.Tensor]] = {}
         forwards = plan.chunks(slots, starts, counts, self.chunk_tokens)
-        for slot, start, count in zip(slots, starts, counts, strict=True):
-            self.cache.touch(slot, start + count)
-        for pieces in forwards:
-            self._forward(pieces, new_ids, counts, wanted, read)
+        read: dict[int, list[torch.Tensor]] = {}
+        with self.stats.clock:
+            for pieces in forwards:
+                self._forward(pieces, new_ids, counts, wanted, read)
+            out = self._head(read, wanted)
         for slot, count in zip(slots, counts, strict=True):
             self.cache.advance(slot, count)
-        out = self._head(read, wanted)
         self.stats.tokens += sum(counts)
         self.stats.forwards += len(forwards)
-        self.stats.seconds += time.perf_counter() - begun
         return out
 
     def _wanted(self, slots: Sequence[int], counts: Sequence[int], logits: str | Sequence[int]) -> list[int]:
@@ -160,25 +194,30 @@ class Runner:
         for row, (want, count) in enumerate(zip(wanted, counts, strict=True)):
             if not 0 <= want <= count:
                 raise InputError(
-                    f"{self.name}: logits of {want} trailing positions asked for in row {row}, which adds {count} ids"
+                    f"{self.name}: row {row} adds {count} ids, so logits of {want} positions cannot be given"
                 )
         return wanted
 
     def _check(self, slots: Sequence[int], new_ids: Sequence[Sequence[int]], counts: Sequence[int]) -> list[int]:
-        """Every reason to refuse, before anything changes; makes room in the cache. Returns the rows' lengths."""
+        """Every reason to refuse, before anything changes; then room in the cache. Returns the rows' lengths."""
         if len(set(slots)) != len(slots):
             raise InputError(f"{self.name}: a slot appears twice in {list(slots)}; join its ids into one row")
         starts = [self.cache.length(slot) for slot in slots]
-        size = self._body.vocab_size
+        limit = self._body.id_limit
         for row, (ids, start, count) in enumerate(zip(new_ids, starts, counts, strict=True)):
             if start + count > self.context_length:
                 raise ContextError(
                     f"{self.name}: row {row} (slot {slots[row]}) would have {start + count} tokens, the context length is "
                     f"{self.context_length}"
                 )
-            if count and not (min(ids) >= 0 and max(ids) < size):
-                raise InputError(f"{self.name}: row {row} has a token id outside 0..{size - 1}")
-        self.cache.reserve(self.cache.slots, max((s + c for s, c in zip(starts, counts, strict=True)), default=0))
+            if count and not (min(ids) >= 0 and max(ids) < limit):
+                raise InputError(f"{self.name}: row {row} has a token id outside 0..{limit - 1}")
+        # flash-attn appends padded queries too, behind their rows' ends
+        padding = self._padded.queries(max(counts, default=0)) if self._flash is not None else 0
+        ends = [start + max(count, padding if count else 0) for start, count in zip(starts, counts, strict=True)]
+        self.cache.reserve(self.cache.slots, max(ends, default=0))
+        for slot, end in zip(slots, ends, strict=True):
+            self.cache.touch(slot, end)
         return starts
 
     def _forward(
@@ -190,22 +229,31 @@ class Runner:
         read: dict[int, list[torch.Tensor]],
     ) -> None:
         """One call of the decoder; adds to ``read`` the hidden states behind the positions that are wanted."""
+        few_shapes = self.compiled is not None or self.graphs is not None
+        small = few_shapes and sum(piece.count for piece in pieces) <= SMALL_STEP
         step, places = plan.build(
             pieces,
             new_ids,
             heads=self._heads,
             slots_allocated=self.cache.slots,
             capacity=self.cache.capacity,
-            buckets=self._buckets,
+            buckets=self._padded if small else self._eager,
             device=self.device,
         )
-        step.stores, step.flash = self.cache.layers, self._flash
-        hidden = self._body.hidden(step)
+        step.stores, step.flash, step.windows = self.cache.layers, self._flash, self._windows
+        hidden = self._hidden(step, small)
         for piece in pieces:
             skipped = max(counts[piece.row] - wanted[piece.row] - piece.offset, 0)
             if skipped < piece.count:
                 at = places[piece.row]
                 read.setdefault(piece.row, []).append(hidden[at + skipped : at + piece.count])
+
+    def _hidden(self, step: plan.Step, small: bool) -> torch.Tensor:
+        if small and self.graphs is not None:
+            return self.graphs(step, self.cache.generation)
+        if small and self.compiled is not None:
+            return self.compiled(step)
+        return self._body.hidden(step)
 
     def _head(self, read: dict[int, list[torch.Tensor]], wanted: Sequence[int]) -> Logits:
         starts = [0]
