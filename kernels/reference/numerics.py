@@ -77,7 +77,7 @@ def probability(value: Tensor, logsumexp: Tensor) -> Tensor:
 def allowed_bits(allowed: Tensor, ids: Tensor) -> Tensor:
     """Whether each id (any shape after a leading row axis, all within range) is set in its row's bitmask."""
     rows = allowed.expand(ids.shape[0], -1) if allowed.shape[0] == 1 else allowed
-    words = rows.gather(1, (ids >> 5).reshape(ids.shape[0], -1)).reshape(ids.shape)
+    words = rows.gather(1, (ids >> 5).flatten(1)).view(ids.shape)
     return (words >> (ids & 31)) & 1 == 1
 
 
@@ -129,8 +129,8 @@ def select_top(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     if groups > 2 * k:
         grouped = pad(x, (0, groups * GROUP - width), value=NEG_INF).view(batch, groups, GROUP)
         chosen = _ordered(grouped.amax(-1), k)[1].sort(-1).values
-        near = grouped.gather(1, chosen.unsqueeze(-1).expand(-1, -1, GROUP)).reshape(batch, -1)
-        ids = (chosen.unsqueeze(-1) * GROUP + torch.arange(GROUP, device=x.device)).reshape(batch, -1)
+        near = grouped.gather(1, chosen.unsqueeze(-1).expand(-1, -1, GROUP)).flatten(1)
+        ids = (chosen.unsqueeze(-1) * GROUP + torch.arange(GROUP, device=x.device)).flatten(1)
         values, position = _ordered(near, k)
         index = ids.gather(1, position)
     else:
