@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import regex
 import tokenizers
 
+from ensemble_decode.errors import TokenizerError
 from ensemble_decode.token_bytes import TokenTable, component, rust_tokenizer, tiktoken_encoding
 
 
@@ -28,7 +30,7 @@ def text_encoder(tokenizer: Any, table: TokenTable, spelled: Callable[[int], boo
     rust = rust_tokenizer(tokenizer)
     if rust is not None:
         return RustEncoder(rust, table, spelled, name)
-    return TiktokenEncoder(tiktoken_encoding(tokenizer))
+    return TiktokenEncoder(tiktoken_encoding(tokenizer), table)
 
 
 def without_dummy_prefix(state: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -51,15 +53,26 @@ class RustEncoder:
     """A `tokenizers.Tokenizer` that shares the model's vocabulary and merges and leaves the original untouched."""
 
     def __init__(self, rust: tokenizers.Tokenizer, table: TokenTable, spelled: Callable[[int], bool], name: str):
+        if getattr(rust.model, "dropout", None):
+            raise TokenizerError(
+                f"{name}: its tokenizer drops merges at random (dropout {rust.model.dropout}); right is a tokenizer that "
+                "always gives the same ids"
+            )
+        normalizer = without_dummy_prefix(component(rust.normalizer, name))
+        pre_tokenizer = without_dummy_prefix(component(rust.pre_tokenizer, name))
         shell = {
             "version": "1.0",
-            "normalizer": without_dummy_prefix(component(rust.normalizer, name)),
-            "pre_tokenizer": without_dummy_prefix(component(rust.pre_tokenizer, name)),
+            "normalizer": normalizer,
+            "pre_tokenizer": pre_tokenizer,
             "model": {"type": "BPE", "vocab": {}, "merges": []},
         }
         parts = tokenizers.Tokenizer.from_str(json.dumps(shell))
         self._rust = tokenizers.Tokenizer(rust.model)
-        self.normalizer, self.pre_tokenizer = shell["normalizer"], shell["pre_tokenizer"]
+        self.normalizer: dict[str, Any] | None = normalizer
+        self.pre_tokenizer: dict[str, Any] | None = pre_tokenizer
+        self.model = type(rust.model).__name__
+        self.ignores_merges = bool(getattr(rust.model, "ignore_merges", False))
+        self.has_single_word = False
         if parts.normalizer is not None:
             self._rust.normalizer = parts.normalizer
         if parts.pre_tokenizer is not None:
@@ -69,6 +82,7 @@ class RustEncoder:
             if token.special or not spelled(index):
                 continue
             self.added[index] = token.content
+            self.has_single_word |= token.single_word
             # lstrip and rstrip would swallow spaces of the text that the token's bytes do not hold.
             plain = tokenizers.AddedToken(
                 token.content, single_word=token.single_word, normalized=token.normalized, special=False
@@ -101,9 +115,10 @@ class RustEncoder:
 class TiktokenEncoder:
     """A tiktoken encoding; special tokens in the text are spelled with ordinary ones."""
 
-    def __init__(self, encoding: Any):
-        self._encoding = encoding
-        self.pattern: str = getattr(encoding, "_pat_str", "")
+    def __init__(self, encoding: Any, table: TokenTable):
+        self._encoding, self._pieces = encoding, table.pieces
+        self.pattern: str = encoding._pat_str
+        self._compiled = regex.compile(self.pattern)
 
     def encode(self, text: str) -> list[int]:
         return list(self._encoding.encode_ordinary(text))
@@ -112,4 +127,17 @@ class TiktokenEncoder:
         return [self.encode(text) for text in texts]
 
     def words(self, text: str) -> tuple[list[int], list[int | None]]:
-        return self.encode(text), []
+        ids = self.encode(text)
+        ends = []
+        end = 0
+        for match in self._compiled.finditer(text):
+            end += len(match[0].encode())
+            ends.append(end)
+        words: list[int | None] = []
+        at = word = 0
+        for index in ids:
+            while word < len(ends) and at >= ends[word]:
+                word += 1
+            words.append(word)
+            at += len(self._pieces[index])
+        return ids, words

@@ -12,6 +12,7 @@ import numpy as np
 
 from ensemble_decode.encoders import TextEncoder, text_encoder
 from ensemble_decode.errors import TokenizerError
+from ensemble_decode.restart import restart_rule
 from ensemble_decode.spelling import Speller
 from ensemble_decode.token_bytes import TokenTable, read_token_table, rust_tokenizer
 
@@ -64,6 +65,7 @@ class ModelVocab:
                 "right is a tokenizer that can spell any bytes (byte-level, or with byte fallback)"
             )
         self.speller = Speller(encoder, pieces, self.exact, name)
+        self.restart = restart_rule(encoder, table)
         self._contents = contents
 
     def _exact_ids(self, encoder: TextEncoder, table: TokenTable) -> dict[bytes, int]:

@@ -39,19 +39,20 @@ class Speller:
         """``T_m(data)``."""
         return self.spell(data)[0]
 
-    def spell(self, data: bytes) -> tuple[list[int], bool]:
-        """``T_m(data)``, and whether every stretch was spelled by local rules alone (no whole-stretch fallback)."""
+    def spell(self, data: bytes) -> tuple[list[int], list[bool], bool]:
+        """``T_m(data)``, where a pre-token starts, and whether local rules sufficed (no stretch was matched whole)."""
         text = data.decode("utf-8", "surrogateescape")
         ids: list[int] = []
+        starts: list[bool] = []
         local = True
         start = 0
         for invalid in _INVALID.finditer(text):
-            local &= self._spell_text(text[start : invalid.start()], ids)
+            local &= self._spell_text(text[start : invalid.start()], ids, starts)
             for char in invalid[0]:
-                ids += self.longest_match(bytes([ord(char) - 0xDC00]))
+                self._append(self.longest_match(bytes([ord(char) - 0xDC00])), ids, starts)
             start = invalid.end()
-        local &= self._spell_text(text[start:], ids)
-        return ids, local
+        local &= self._spell_text(text[start:], ids, starts)
+        return ids, starts, local
 
     def encode_many(self, items: Sequence[bytes]) -> list[list[int]]:
         """``T_m`` of many short byte strings, by the tokenizer's own batch call where they are text."""
@@ -74,13 +75,15 @@ class Speller:
         except IndexError:
             return b""
 
-    def _spell_text(self, text: str, ids: list[int]) -> bool:
+    @staticmethod
+    def _append(found: list[int], ids: list[int], starts: list[bool]) -> None:
+        """Append ids that stand apart from what comes before them."""
+        ids.extend(found)
+        starts.extend(position == 0 for position in range(len(found)))
+
+    def _spell_text(self, text: str, ids: list[int], starts: list[bool]) -> bool:
         """Append the ids of a valid text; False where only longest-match over a whole stretch could spell it."""
-        if not text:
-            return True
-        found = self.encoder.encode(text)
-        if self._joined(found) == text.encode():
-            ids.extend(found)
+        if not text or self._append_words(text, ids, starts):
             return True
         local = True
         stretch: list[str] = []
@@ -89,16 +92,25 @@ class Speller:
                 stretch.append(cluster)
                 continue
             if stretch:
-                local &= self._spell_stretch("".join(stretch), ids)
+                joined = "".join(stretch)
                 stretch = []
-            ids.extend(self.longest_match(cluster.encode()))
+                if not self._append_words(joined, ids, starts):
+                    self._append(self.longest_match(joined.encode()), ids, starts)
+                    local = False
+            self._append(self.longest_match(cluster.encode()), ids, starts)
         return local
 
-    def _spell_stretch(self, text: str, ids: list[int]) -> bool:
-        found = self.encoder.encode(text)
-        comes_back = self._joined(found) == text.encode()
-        ids.extend(found if comes_back else self.longest_match(text.encode()))
-        return comes_back
+    def _append_words(self, text: str, ids: list[int], starts: list[bool]) -> bool:
+        """Append the tokenizer's own ids of a text; False, and nothing appended, where they do not spell it."""
+        found, words = self.encoder.words(text)
+        if self._joined(found) != text.encode():
+            return False
+        ids.extend(found)
+        last: int | None = None
+        for word in words:
+            starts.append(word is None or word != last)
+            last = word
+        return True
 
     def _comes_back(self, cluster: str) -> bool:
         known = self._survives.get(cluster)
