@@ -3,7 +3,8 @@
 import math
 from dataclasses import dataclass, field
 
-from .fusion import Step, gac_step, own_choice, unite_step
+from .fusion import Step, own_choice, unite_step
+from .gac import gac_step
 from .model import Model
 from .vocab import END
 
@@ -60,17 +61,30 @@ class Text:
         self.ids.append(token)
         self.data += self.models[0].vocab.token_bytes[token]
         self.ends.append(len(self.data))
-        starts = [at for at in (self.data.find(s) for s in self.stops) if at >= 0]
-        if starts:
-            self.data = self.data[: min(starts)]
-            keep = sum(end <= len(self.data) for end in self.ends)
+        cut = self.stop_at(token)
+        if cut is not None:
+            self.data = self.data[:cut]
+            keep = sum(end <= cut for end in self.ends)
             self.ids, self.ends = self.ids[:keep], self.ends[:keep]
             self.ensembled_at = [i for i in self.ensembled_at if i < keep]
             self.finish = "stop"
-        elif len(self.ids) >= self.max_new_tokens:
+        elif len(self.ids) >= self.max_new_tokens or self.full():
             self.finish = "length"
-        elif any(len(self.ids_of(m)) >= model.context_length for m, model in enumerate(self.models)):
-            self.finish = "length"
+
+    def stop_at(self, token: int) -> int | None:
+        """Where the stop string begins that the last token completed first; of several at one byte, the longest."""
+        for length in range(len(self.data) - len(self.models[0].vocab.token_bytes[token]) + 1, len(self.data) + 1):
+            ending = [s for s in self.stops if self.data[:length].endswith(s)]
+            if ending:
+                return length - max(map(len, ending))
+        return None
+
+    def full(self, draft: tuple = (), over: int = 0) -> bool:
+        """Whether the text, with a draft behind it, fills some model's context (`over` 1: does not fit into it)."""
+        ids = [token for token in draft if token is not END]
+        more = self.models[0].vocab.bytes_of(ids)
+        lengths = [len(self.ids_of(m, more)) + (len(ids) if m == 0 else 0) for m in range(len(self.models))]
+        return any(n >= model.context_length + over for n, model in zip(lengths, self.models, strict=True))
 
 
 def _decode(models, prompt, max_new_tokens, stop, step) -> Result:

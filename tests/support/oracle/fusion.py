@@ -1,4 +1,4 @@
-"""One step of fusion: from every model's logits to the chosen candidate, over dictionaries of candidates, in float64."""
+"""One step of fusion: from every model's logits to the chosen candidate, in float64 over dictionaries of candidates."""
 
 import heapq
 import math
@@ -38,7 +38,7 @@ class Step:
 
     `margin` is the smallest distance of any decision to its opposite: the score of the choice minus that of the best
     candidate that would have emitted something else, and the distances to the thresholds of gate, trigger and
-    `min_prob`. `border` is the smallest gap, in logits, between a model's k-th and (k+1)-th id.
+    `min_prob`. `border` is the smallest gap, in logits, between a model's k-th and (k+1)-th id; `size` the number of candidates.
     """
 
     chosen: bytes | None
@@ -51,6 +51,7 @@ class Step:
     js: float = 0.0
     margin: float = math.inf
     border: float = math.inf
+    size: int = 0
 
 
 def order(candidate) -> tuple:
@@ -91,7 +92,10 @@ def divergences(weights: list[float], p: list[dict]) -> tuple[list[float], float
     for p_m in p:
         full.append(normalised(p_m | {"rest": max(0.0, 1.0 - sum(p_m.values()))}))
     consensus = arithmetic(weights, full)
-    kl = [sum(p_m[u] * math.log(p_m[u] / consensus[u]) for u in p_m if p_m[u] > 0) for p_m in full]
+    kl = [
+        sum(p_m[u] * math.log(p_m[u] / consensus[u]) for u in p_m if p_m[u] > 0) if w > 0 else 0.0
+        for w, p_m in zip(weights, full, strict=True)
+    ]
     return kl, sum(w * d for w, d in zip(weights, kl, strict=True))
 
 
@@ -203,39 +207,6 @@ def unite_step(
     scores, fired, distance = sharpen(sharpening, e, tops[0], present, q)
     chosen = best(scores)
     margin = min(margin, distance, choice_margin(primary, scores, chosen))
-    return Step(chosen, emission(primary, chosen), True, fired, normalised(scores), e, kl, js, margin, border)
-
-
-def gac_step(
-    models: list[Model],
-    logits: list[np.ndarray],
-    weights: list[float],
-    *,
-    threshold: float = 0.5,
-    sharpening: Sharpening = NO_SHARPENING,
-) -> Step:
-    primary = models[0]
-    top = float(np.exp(log_softmax(logits[0]).max()))
-    margin = abs(top - threshold) if threshold < 1 else math.inf
-    if threshold < 1 and top >= threshold:
-        alone = own_choice(primary, logits[0])
-        alone.margin = min(alone.margin, margin)
-        return alone
-    p: list[dict] = []
-    for model, x in zip(models, logits, strict=True):
-        log_p = log_softmax(x)
-        p_m = {data: math.exp(log_p[index]) for data, index in model.vocab.exact_ids().items()}
-        p_m[END] = math.exp(end_logit(model.vocab, log_p))
-        p.append(p_m)
-    union = set().union(*p)
-    p = [{u: p_m.get(u, 0.0) for u in union} for p_m in p]
-    e = arithmetic(weights, p)
-    scores, fired, distance = sharpen(sharpening, e, likely(e, sharpening, p[0]), weights, p)
-    chosen = best(scores)
-    margin = min(margin, distance, choice_margin(primary, scores, chosen))
-    return Step(chosen, emission(primary, chosen), True, fired, normalised(scores), e, margin=margin)
-
-
-def likely(e: dict, sharpening: Sharpening, p_0: dict) -> set:
-    """The primary's candidates that prefix sharpening can touch (k is the whole vocabulary here)."""
-    return {u for u, score in e.items() if score > sharpening.min_prob - 0.01 and p_0[u] > 0}
+    return Step(
+        chosen, emission(primary, chosen), True, fired, normalised(scores), e, kl, js, margin, border, len(union)
+    )

@@ -1,4 +1,4 @@
-"""One model as the oracle sees it: from all ids so far to the logits of what comes next, by a forward pass over all of them."""
+"""One model as the oracle sees it: all ids so far in, logits of what comes next out."""
 
 import copy
 from collections import OrderedDict
@@ -12,8 +12,8 @@ from .vocab import END, Vocab
 class Model:
     """A Hugging Face causal model and its tokenizer, without any KV cache.
 
-    Works on a copy with eager attention, so that nothing done to the caller's model is seen here. A plain memo from the exact
-    id sequence to its logits spares repeated work (`remember` rows at most).
+    Works on a copy with eager attention, so that nothing done to the caller's model is seen here. A plain memo from the
+    exact id sequence to its logits spares repeated work (`remember` rows at most).
     """
 
     def __init__(self, model, tokenizer, *, share: bool = False, remember: int = 1000):
@@ -24,10 +24,23 @@ class Model:
         eos = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
         self.vocab = Vocab(tokenizer, size=config.vocab_size, eos_ids=eos)
         self.context_length = config.max_position_embeddings
-        self._forbidden = sorted(set(range(self.vocab.size)) - set(self.vocab.allowed))
+        self._unspellable: frozenset[int] = frozenset()
+        self._forbid(frozenset())
         self._memo: OrderedDict[tuple[int, ...], np.ndarray] = OrderedDict()
         self._remember = remember
         self.forwards = 0
+
+    def _forbid(self, unspellable: frozenset[int]) -> None:
+        """Mask ids without bytes (other than EOS), and those that hold a byte that some model cannot spell."""
+        pieces = self.vocab.token_bytes
+        allowed = [i for i in self.vocab.allowed if not unspellable.intersection(pieces[i])]
+        self._forbidden = sorted(set(range(self.vocab.size)) - set(allowed))
+        self._unspellable = unspellable
+
+    def allowed_bytes(self) -> dict[bytes, int]:
+        """The exact id of every byte string that this model may write."""
+        exact = self.vocab.exact_ids()
+        return {data: i for data, i in exact.items() if not self._unspellable.intersection(data)}
 
     def logits(self, ids: list[int]) -> np.ndarray:
         """Logits of the token after `ids`, float64 [V]; -inf where the id is not allowed."""
@@ -52,6 +65,14 @@ class Model:
             self._memo[tuple(ids[:n])] = row.copy()
         while len(self._memo) > max(self._remember, len(lengths)):
             self._memo.popitem(last=False)
+
+
+def align(models: list[Model]) -> list[Model]:
+    """Models that write together: a byte that one of them has no token for is not allowed in any."""
+    missing = [b for b in range(256) if any(model.vocab.exact(bytes([b])) is None for model in models)]
+    for model in models:
+        model._forbid(frozenset(missing))
+    return models
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

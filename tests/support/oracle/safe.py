@@ -5,7 +5,8 @@ from functools import partial
 from itertools import accumulate
 
 from .decode import Result, Text, equal_weights, finished, record
-from .fusion import NO_SHARPENING, Sharpening, Step, gac_step, own_choice, unite_step
+from .fusion import NO_SHARPENING, Gate, Sharpening, Step, own_choice, unite_step
+from .gac import gac_step
 from .model import Model, probability, top_ids
 from .vocab import END
 
@@ -20,9 +21,10 @@ def safe(
     draft_length: int = 5,
     base: str = "unite",
     sharpening: Sharpening = NO_SHARPENING,
+    test: Gate | None = None,
     **settings,
 ) -> Result:
-    """`base` "unite" or "gac", with its `settings`."""
+    """`base` "unite" or "gac", with its `settings`; `test` in place of the paper's: rejected where that gate is open."""
     weights = equal_weights(models, weights)
     fuse = partial(
         {"unite": unite_step, "gac": gac_step}[base], models, weights=weights, sharpening=sharpening, **settings
@@ -33,7 +35,7 @@ def safe(
         result.rounds += 1
         draft = make_draft(text, draft_length, result)
         result.drafted += len(draft)
-        at, step = verify(text, draft, weights, fuse, result)
+        at, step = verify(text, draft, weights, fuse, result, gate_test(models, weights, test, settings))
         accepted = draft if at is None else draft[:at]
         for token in accepted:
             text.add(token, ensembled=False)
@@ -48,16 +50,13 @@ def safe(
 def make_draft(text: Text, draft_length: int, result: Result) -> list:
     """The primary's greedy continuation, END last where it ended; no longer than any limit allows."""
     primary, start = text.models[0], text.ids_of(0)
-    room = min(draft_length, text.max_new_tokens - len(text.ids), primary.context_length - len(start))
+    room = min(draft_length, text.max_new_tokens - len(text.ids))
     draft: list = []
-    while len(draft) < room and END not in draft:
+    while len(draft) < room and END not in draft and not (draft and text.full(tuple(draft))):
         step = own_choice(primary, primary.logits(start + draft))
         draft.append(step.token)
         record(result, step)
-    while len(draft) > 1 and any(
-        len(text.ids_of(m, draft_bytes(primary, draft))) > text.models[m].context_length
-        for m in range(1, len(text.models))
-    ):
+    while len(draft) > 1 and text.full(tuple(draft), over=1):
         draft.pop()
     return draft
 
@@ -66,8 +65,15 @@ def draft_bytes(primary: Model, draft: list) -> bytes:
     return b"".join(primary.vocab.token_bytes[token] for token in draft if token is not END)
 
 
-def verify(text: Text, draft: list, weights: list[float], fuse, result: Result) -> tuple[int | None, Step | None]:
-    """The first safe position whose token does not stand, and the base method's step there; (None, None) if all stand."""
+def gate_test(models, weights, gate: Gate | None, settings: dict):
+    """A function from the logits at a position to the step of a UniTE behind that gate."""
+    if gate is None:
+        return None
+    return lambda logits: unite_step(models, logits, weights, top_k=settings.get("top_k", 10), gate=gate)
+
+
+def verify(text: Text, draft: list, weights: list[float], fuse, result: Result, test) -> tuple[int | None, Step | None]:
+    """The first safe position whose token does not stand, and the base step there; (None, None) if all stand."""
     primary = text.models[0]
     lengths = [0 if token is END else len(primary.vocab.token_bytes[token]) for token in draft]
     offsets = [len(text.data) + n for n in accumulate([0, *lengths])]
@@ -78,6 +84,12 @@ def verify(text: Text, draft: list, weights: list[float], fuse, result: Result) 
             continue
         context = text.ids_of(0) + draft[:j]
         logits = [primary.logits(context)] + [view.model.logits(view.context(offsets[j])) for view in views]
+        if test is not None:
+            tested = test(logits)
+            result.margins.append(tested.margin)
+            if tested.ensembled:
+                return j, fuse(logits=logits)
+            continue
         votes = [weights[0] * probability(primary.vocab, logits[0], token)]
         unanimous = True
         margins = []

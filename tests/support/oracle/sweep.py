@@ -1,0 +1,184 @@
+"""Run the oracle over the demo models and keep the results as golden data.
+
+    python tests/support/oracle/sweep.py [--out FOLDER] [--only PART ...] [--limit N]
+
+One file of JSON lines per part (`single`, `unite`, `gac`, `safe`, `variants`); the first line names weights and tokenizers
+by their hashes, each further line is one run, written as soon as it is done. Runs that a file already holds are skipped; a
+file made from other weights is refused. A full sweep takes hours on two cores.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+MODELS = ("demo:smollm2", "demo:gemma3")
+TOKENS = 40
+CLOSE = 0.01
+PARTS = ("single", "unite", "gac", "safe", "variants")
+
+
+def fingerprint(model, tokenizer) -> str:
+    """A hash of weights and tokenizer; the weights as they are in float32."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().float().contiguous().numpy().data)
+    digest.update(tokenizer.backend_tokenizer.to_str().encode())
+    return digest.hexdigest()
+
+
+def load_demo() -> list:
+    """Both demo models in float32 on the CPU, as (model, tokenizer)."""
+    from ensemble_decode.models import load_all
+
+    return [(m.model, m.tokenizer) for m in load_all(MODELS, devices="cpu", dtypes="float32")]
+
+
+def runs_of(part: str) -> Iterator[dict]:
+    """Every run of a part: method, settings, order of the models, prompt. Runs that share forwards come together."""
+    from support.prompts import TEXTS
+
+    sharpenings = ("none", "prefix", "geometric", "temperature")
+    variants = [
+        {"method": "unite", "settings": {"aggregate": "geometric"}},
+        {"method": "unite", "settings": {"oov": "exclude"}},
+        {"method": "unite", "settings": {"top_k": 3}},
+        {"method": "unite", "settings": {"weights": [0.8, 0.2]}},
+        {"method": "unite", "settings": {"gate": ["max_prob", 0.5]}},
+        {"method": "unite", "settings": {"gate": ["kl", 0.1]}},
+        {"method": "unite", "settings": {"gate": ["js", 0.1]}},
+        {
+            "method": "safe",
+            "settings": {"draft_length": 5, "base": "unite", "weights": [0.3, 0.7], "sharpen": "prefix"},
+        },
+        {"method": "safe", "settings": {"draft_length": 4, "base": "unite", "gate": ["js", 0.1], "sharpen": "none"}},
+        {"method": "safe", "settings": {"draft_length": 5, "base": "unite", "sharpen": "prefix", "trigger": "entropy"}},
+    ]
+    for prompt in TEXTS:
+        for order in ([0, 1], [1, 0]):
+            common = {"order": order, "prompt": prompt, "tokens": TOKENS}
+            if part == "single":
+                yield {"method": "single", "settings": {}, **common, "order": order[:1]}
+            elif part in ("unite", "gac"):
+                yield {"method": part, "settings": {}, **common}
+            elif part == "safe":
+                for draft_length in (5, 3, 8, 1):
+                    for base in ("unite", "gac"):
+                        for sharpen in sharpenings:
+                            settings = {"draft_length": draft_length, "base": base, "sharpen": sharpen}
+                            yield {"method": "safe", "settings": settings, **common}
+            else:
+                yield from ({**variant, **common} for variant in variants)
+
+
+def run(models: list, spec: dict):
+    """The oracle's `Result` of one run; `models` in the order of `MODELS`."""
+    from support.oracle import decode
+    from support.oracle.fusion import Gate, Sharpening
+    from support.oracle.safe import safe
+    from support.prompts import TEXTS
+
+    settings = dict(spec["settings"])
+    if "gate" in settings:
+        settings["gate"] = Gate(*settings["gate"])
+    if spec["method"] == "safe":
+        settings["sharpening"] = Sharpening(settings.pop("sharpen"), settings.pop("trigger", "max_prob"))
+    ordered = [models[i] for i in spec["order"]]
+    prompt = TEXTS[spec["prompt"]]
+    if spec["method"] == "single":
+        return decode.single(ordered[0], prompt, spec["tokens"])
+    method = {"unite": decode.unite, "gac": decode.gac, "safe": safe}[spec["method"]]
+    return method(ordered, prompt, spec["tokens"], **settings)
+
+
+def line_of(spec: dict, result) -> dict:
+    """One run as golden data: what came out, and how close its decisions were.
+
+    `margins`: of every step (two digits) where there is one decision a step; for SAFE, [number of decisions, the margins
+    under 0.01 by the decision's number].
+    """
+    margins: list | dict = [float(f"{margin:.1e}") for margin in result.margins]
+    if spec["method"] == "safe":
+        margins = [len(margins), {str(i): margin for i, margin in enumerate(margins) if margin < CLOSE}]
+    made = {
+        "data": result.data.decode("utf-8", "surrogateescape"),
+        "ids": result.ids,
+        "finish": result.finish,
+        "ensembled_at": result.ensembled_at,
+        "rounds": result.rounds,
+        "margins": margins,
+        "smallest_margin": float(f"{result.margin:.1e}"),
+        "border": float(f"{min(result.borders, default=1e9):.1e}"),
+    }
+    return spec | made
+
+
+def key(spec: dict) -> str:
+    return json.dumps([spec["method"], spec["settings"], spec["order"], spec["prompt"], spec["tokens"]])
+
+
+def read(path: Path) -> tuple[dict, list[dict]]:
+    """A golden file's header and runs."""
+    if not path.exists():
+        return {}, []
+    # surrogateescape: bytes that are not UTF-8 are kept as lone surrogates, which JSON escapes
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return lines[0], lines[1:]
+
+
+def sweep(out: Path, parts: list[str], limit: int | None) -> None:
+    from support.oracle.model import Model, align
+
+    loaded = load_demo()
+    header = {"models": dict(zip(MODELS, (fingerprint(*pair) for pair in loaded), strict=True))}
+    models = align([Model(*pair, share=True, remember=1500) for pair in loaded])
+    out.mkdir(parents=True, exist_ok=True)
+    made = 0
+    for part in parts:
+        path = out / f"{part}.jsonl"
+        found, lines = read(path)
+        if found and found != header:
+            raise SystemExit(
+                f"{path} was made from other weights or tokenizers ({found}); now {header}. Delete it first."
+            )
+        done = {key(line) for line in lines}
+        with path.open("a", encoding="utf-8") as file:
+            if not found:
+                print(json.dumps(header), file=file, flush=True)
+            for spec in runs_of(part):
+                if key(spec) in done:
+                    continue
+                if made == limit:
+                    return
+                start = time.perf_counter()
+                result = run(models, spec)
+                print(json.dumps(line_of(spec, result)), file=file, flush=True)
+                made += 1
+                print(
+                    f"{key(spec)}: {len(result.ids)} tokens, margin {result.margin:.1e}, "
+                    f"{time.perf_counter() - start:.1f} s: {result.text!r}",
+                    flush=True,
+                )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=GOLDEN, help="folder of the golden files")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")
+    parser.add_argument("--limit", type=int, help="stop after this many new runs")
+    arguments = parser.parse_args()
+    sweep(arguments.out, arguments.only, arguments.limit)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    sys.path = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
+    main()
