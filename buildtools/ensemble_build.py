@@ -39,7 +39,7 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 def prepare_metadata_for_build_wheel(metadata_directory, config_settings=None):
     """PEP 517: the ``.dist-info`` folder, from a wheel that compiles nothing."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = {**(config_settings or {}), "wheel.cmake": "false"}
+        settings = {**(config_settings or {}), "wheel.cmake": "false", "wheel.py-api": "py3"}
         with zipfile.ZipFile(Path(folder) / _backend.build_wheel(folder, settings)) as wheel:
             names = [name for name in wheel.namelist() if name.split("/")[0].endswith(".dist-info")]
             wheel.extractall(metadata_directory, names)

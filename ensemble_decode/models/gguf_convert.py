@@ -9,6 +9,7 @@ cache, named by the file's content and the versions that made it, and loads like
 import functools
 import json
 import os
+import shutil
 import tempfile
 import threading
 import warnings
@@ -39,7 +40,7 @@ def converted_folder(path: Path, name: str, sha256: str | None = None) -> Path:
     ``sha256`` spares hashing the file where its hash is known. Raises ``ModelError``, which calls the model ``name``.
     """
     made_by = "-".join([f"v{CONVERSION}", *(f"{package}{_version(package, name)}" for package in _READERS)])
-    target = cache_home() / "converted" / f"{(sha256 or _remembered_sha256(path))[:32]}-{made_by}"
+    target = conversions_home() / f"{_prefix(sha256 or _remembered_sha256(path))}{made_by}"
     if not target.is_dir():
         with exclusive(target.parent):
             if not target.is_dir():  # another process converted it while this one waited
@@ -47,6 +48,31 @@ def converted_folder(path: Path, name: str, sha256: str | None = None) -> Path:
     for warning in _read_json(target / _NOTE).get("warnings", ()):
         warnings.warn(f"model {name}: {warning}", stacklevel=2)
     return target
+
+
+def conversions_home() -> Path:
+    """Where converted GGUF files are kept."""
+    return cache_home() / "converted"
+
+
+def conversions(sha256: str) -> list[Path]:
+    """The folders that hold conversions of the file with this hash, by any versions."""
+    return sorted(conversions_home().glob(f"{_prefix(sha256)}*"))
+
+
+def remove_conversions(sha256: str) -> int:
+    """Delete every conversion of the file with this hash; how many there were."""
+    if not conversions(sha256):
+        return 0
+    with exclusive(conversions_home()):
+        found = conversions(sha256)
+        for folder in found:
+            shutil.rmtree(folder)
+    return len(found)
+
+
+def _prefix(sha256: str) -> str:
+    return f"{sha256[:32]}-"
 
 
 def _version(package: str, name: str) -> str:
@@ -62,7 +88,7 @@ def _remembered_sha256(path: Path) -> str:
     """The file's hash, computed again only when its size or time of change differs: large files take minutes."""
     status = path.stat()
     seen = [status.st_size, status.st_mtime_ns, status.st_ino]
-    note = cache_home() / "converted" / "hashes.json"
+    note = conversions_home() / "hashes.json"
     known = _read_json(note).get(str(path))
     if known is not None and known["seen"] == seen:
         return str(known["sha256"])
