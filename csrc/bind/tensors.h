@@ -61,4 +61,18 @@ inline Allowed allowed_view(const In<int32_t>& mask, const Logits& logits) {
   return {mask.data(), mask.shape(0) == 1 ? 0 : words};
 }
 
+template <typename T>
+T* column(const Out<T>& t, int64_t count, const char* name) {
+  require_size(t, count, name);
+  return t.data();
+}
+
+template <typename T>
+const T* column(const In<T>& t, int64_t count, const char* name) {
+  require_size(t, count, name);
+  return t.data();
+}
+
+inline Table table(const In<int32_t>& t) { return {t.data(), static_cast<int64_t>(t.size())}; }
+
 }  // namespace ensemble

@@ -143,7 +143,7 @@ void stream_chunk(const void* row, Dtype dtype, int64_t cols, const int32_t* all
 }
 
 RowStats combine_chunks(const ChunkSummary* chunks, int64_t count) {
-  RowStats stats{-kInf, -kInf, 0.0f, 0};
+  RowStats stats{-kInf, 0.0f, -kInf, 0.0f, 0};
   double shift = -std::numeric_limits<double>::infinity();
   for (int64_t c = 0; c < count; ++c) {
     stats.max = std::max(stats.max, chunks[c].max);
@@ -169,11 +169,14 @@ RowStats combine_chunks(const ChunkSummary* chunks, int64_t count) {
   }
   if (infinite) {  // uniform over the +inf entries (and the largest finite value, which they count as)
     stats.logsumexp = kInf;
-    stats.entropy = static_cast<float>(std::log(sum));
+    stats.log_total = static_cast<float>(std::log(sum));
+    stats.entropy = stats.log_total;
     return stats;
   }
   // x * kLog2E, not x * log2(e), is what the sums used: going back divides by the same constant.
-  stats.logsumexp = static_cast<float>(shift / kLog2E + std::log(sum));
+  const double logsumexp = shift / kLog2E + std::log(sum);
+  stats.logsumexp = static_cast<float>(logsumexp);
+  stats.log_total = static_cast<float>(logsumexp - stats.max);
   // H = log Σ e^x − Σ p x = ln Σ 2^t − ln 2 · Σ p t
   stats.entropy = static_cast<float>(std::max(0.0, std::log(sum) - 0.69314718055994530942 * (weighted / sum)));
   return stats;

@@ -28,6 +28,7 @@ void stream_chunk(const void* row, Dtype dtype, int64_t cols, const int32_t* all
 // Statistics of a row from its chunks, combined in ascending order in float64.
 struct RowStats {
   float max;
+  float log_total;  // log Σ e^(x − max), with +inf as the largest float32
   float logsumexp;
   float entropy;
   int32_t flags;

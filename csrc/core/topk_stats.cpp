@@ -34,7 +34,12 @@ void TopkStages::stream(const std::vector<TopkRequest>& requests, int threads) {
   });
 }
 
-void TopkStages::finish_row(size_t i, int64_t row) const {
+float TopkStages::log_total(std::size_t i, int64_t row) const {
+  const int64_t chunks = chunk_count((*requests_)[i].logits.cols);
+  return combine_chunks(summaries_.data() + first_task_[i] + row * chunks, chunks).log_total;
+}
+
+void TopkStages::finish_row(std::size_t i, int64_t row) const {
   const TopkRequest& r = (*requests_)[i];
   const int64_t chunks = chunk_count(r.logits.cols);
   const RowStats stats = combine_chunks(summaries_.data() + first_task_[i] + row * chunks, chunks);

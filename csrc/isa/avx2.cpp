@@ -13,12 +13,18 @@ struct V {
   static V set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
   static V add(V a, V b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
   static V sub(V a, V b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+  static V mul(V a, V b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
   static V fma(V a, V b, V c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
   static V min(V a, V b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
   // MAXPS returns its second operand where either is NaN; the two names say which behaviour the caller needs.
   static V max_skip_nan(V x, V kept) { return {_mm256_max_ps(x.lo, kept.lo), _mm256_max_ps(x.hi, kept.hi)}; }
   static V max_keep_nan(V bound, V x) { return {_mm256_max_ps(bound.lo, x.lo), _mm256_max_ps(bound.hi, x.hi)}; }
   static V scale(V p, V z) { return {scale8(p.lo, z.lo), scale8(p.hi, z.hi)}; }
+  // x = mantissa * 2^exponent with the mantissa in [sqrt(1/2), sqrt(2)).
+  static void split(V x, V& mantissa, V& exponent) {
+    split8(x.lo, mantissa.lo, exponent.lo);
+    split8(x.hi, mantissa.hi, exponent.hi);
+  }
 
   static float hmax(V v) {
     const __m256 m8 = _mm256_max_ps(v.lo, v.hi);
@@ -60,6 +66,12 @@ struct V {
   }
 
  private:
+  static void split8(__m256 x, __m256& mantissa, __m256& exponent) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i e = _mm256_srai_epi32(_mm256_sub_epi32(bits, _mm256_set1_epi32(kSqrtHalfBits)), 23);
+    mantissa = _mm256_castsi256_ps(_mm256_sub_epi32(bits, _mm256_slli_epi32(e, 23)));
+    exponent = _mm256_cvtepi32_ps(e);
+  }
   static __m256 scale8(__m256 p, __m256 z) {
     const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(z), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
@@ -69,7 +81,8 @@ struct V {
 }  // namespace
 
 #include "chunk.inl"
+#include "math.inl"
 
-const Kernels kKernelsAvx2 = {"avx2", {chunk<0>, chunk<1>, chunk<2>}, exp2_shifted};
+const Kernels kKernelsAvx2 = {"avx2", {chunk<0>, chunk<1>, chunk<2>}, exp_all, log_all};
 
 }  // namespace ensemble

@@ -17,6 +17,7 @@ struct V {
   static V set1(float x) { return {_mm512_set1_ps(x)}; }
   static V add(V a, V b) { return {_mm512_add_ps(a.v, b.v)}; }
   static V sub(V a, V b) { return {_mm512_sub_ps(a.v, b.v)}; }
+  static V mul(V a, V b) { return {_mm512_mul_ps(a.v, b.v)}; }
   static V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
   static V min(V a, V b) { return {_mm512_min_ps(a.v, b.v)}; }
   // VMAXPS returns its second operand where either is NaN.
@@ -25,6 +26,13 @@ struct V {
   static V scale(V p, V z) {
     const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(z.v), 23);
     return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), exponent))};
+  }
+  // x = mantissa * 2^exponent with the mantissa in [sqrt(1/2), sqrt(2)).
+  static void split(V x, V& mantissa, V& exponent) {
+    const __m512i bits = _mm512_castps_si512(x.v);
+    const __m512i e = _mm512_srai_epi32(_mm512_sub_epi32(bits, _mm512_set1_epi32(kSqrtHalfBits)), 23);
+    mantissa.v = _mm512_castsi512_ps(_mm512_sub_epi32(bits, _mm512_slli_epi32(e, 23)));
+    exponent.v = _mm512_cvtepi32_ps(e);
   }
 
   static float hmax(V v) {
@@ -62,7 +70,8 @@ struct V {
 }  // namespace
 
 #include "chunk.inl"
+#include "math.inl"
 
-const Kernels kKernelsAvx512 = {"avx512", {chunk<0>, chunk<1>, chunk<2>}, exp2_shifted};
+const Kernels kKernelsAvx512 = {"avx512", {chunk<0>, chunk<1>, chunk<2>}, exp_all, log_all};
 
 }  // namespace ensemble

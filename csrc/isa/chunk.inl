@@ -82,13 +82,4 @@ void chunk(const void* x, int64_t groups, const void* ahead, float* group_max, C
   sums->weighted = V::hsum(weighted);
 }
 
-void exp2_shifted(const float* x, float shift, float* y, int64_t n) {
-  const V minus = V::set1(-shift);
-  for (int64_t i = 0; i < n; i += 16) {
-    V t = V::fma(V::load16(x + i), V::set1(kLog2E), minus);
-    t = V::max_keep_nan(V::set1(kLowest), t);
-    V::store(y + i, exp2_in_range(V::min(t, V::set1(-kLowest))));
-  }
-}
-
 }  // namespace

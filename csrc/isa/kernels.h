@@ -20,11 +20,13 @@ struct Kernels {
   // Reads groups * 128 elements of each dtype (f32, f16, bf16); writes one maximum per group and the sums.
   // `ahead` is where the caller will probably read next, for prefetching only; it may equal x.
   void (*chunk[3])(const void* x, int64_t groups, const void* ahead, float* group_max, ChunkSums* sums);
-  // y[i] = 2^(x[i] * kLog2E - shift), with exponents clamped to [-125, 125]; n is a multiple of 16.
-  void (*exp2_shifted)(const float* x, float shift, float* y, int64_t n);
+  // In place over n elements, n a multiple of 16. log takes positive normal numbers only.
+  void (*exp)(float* x, int64_t n);
+  void (*log)(float* x, int64_t n);
 };
 
 constexpr float kLog2E = 0x1.715476p+0f;
+constexpr int32_t kSqrtHalfBits = 0x3f3504f3;  // sqrt(1/2) as float32
 
 extern const Kernels kKernelsPlain;
 #if defined(ENSEMBLE_ISA_X86)

@@ -22,6 +22,10 @@ struct V {
     for (int i = 0; i < 4; ++i) a.q[i] = vsubq_f32(a.q[i], b.q[i]);
     return a;
   }
+  static V mul(V a, V b) {
+    for (int i = 0; i < 4; ++i) a.q[i] = vmulq_f32(a.q[i], b.q[i]);
+    return a;
+  }
   static V fma(V a, V b, V c) {
     for (int i = 0; i < 4; ++i) c.q[i] = vfmaq_f32(c.q[i], a.q[i], b.q[i]);
     return c;
@@ -44,6 +48,15 @@ struct V {
       p.q[i] = vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p.q[i]), exponent));
     }
     return p;
+  }
+  // x = mantissa * 2^exponent with the mantissa in [sqrt(1/2), sqrt(2)).
+  static void split(V x, V& mantissa, V& exponent) {
+    for (int i = 0; i < 4; ++i) {
+      const int32x4_t bits = vreinterpretq_s32_f32(x.q[i]);
+      const int32x4_t e = vshrq_n_s32(vsubq_s32(bits, vdupq_n_s32(kSqrtHalfBits)), 23);
+      mantissa.q[i] = vreinterpretq_f32_s32(vsubq_s32(bits, vshlq_n_s32(e, 23)));
+      exponent.q[i] = vcvtq_f32_s32(e);
+    }
   }
 
   static float hmax(V v) {
@@ -86,7 +99,8 @@ struct V {
 }  // namespace
 
 #include "chunk.inl"
+#include "math.inl"
 
-const Kernels kKernelsNeon = {"neon", {chunk<0>, chunk<1>, chunk<2>}, exp2_shifted};
+const Kernels kKernelsNeon = {"neon", {chunk<0>, chunk<1>, chunk<2>}, exp_all, log_all};
 
 }  // namespace ensemble

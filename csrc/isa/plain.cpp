@@ -23,6 +23,10 @@ struct V {
     for (int i = 0; i < 16; ++i) a.x[i] -= b.x[i];
     return a;
   }
+  static V mul(V a, V b) {
+    for (int i = 0; i < 16; ++i) a.x[i] *= b.x[i];
+    return a;
+  }
   static V fma(V a, V b, V c) {  // not fused: a library call per lane would cost more than the whole loop
     for (int i = 0; i < 16; ++i) c.x[i] = a.x[i] * b.x[i] + c.x[i];
     return c;
@@ -47,6 +51,16 @@ struct V {
       p.x[i] = float_from_bits(bits + (exponent << 23));
     }
     return p;
+  }
+  // x = mantissa * 2^exponent with the mantissa in [sqrt(1/2), sqrt(2)).
+  static void split(V x, V& mantissa, V& exponent) {
+    for (int i = 0; i < 16; ++i) {
+      int32_t bits;
+      __builtin_memcpy(&bits, &x.x[i], 4);
+      const int32_t e = (bits - kSqrtHalfBits) >> 23;
+      mantissa.x[i] = float_from_bits(static_cast<uint32_t>(bits) - (static_cast<uint32_t>(e) << 23));
+      exponent.x[i] = static_cast<float>(e);
+    }
   }
 
   static float hmax(V v) {
@@ -91,7 +105,8 @@ struct V {
 }  // namespace
 
 #include "chunk.inl"
+#include "math.inl"
 
-const Kernels kKernelsPlain = {"plain", {chunk<0>, chunk<1>, chunk<2>}, exp2_shifted};
+const Kernels kKernelsPlain = {"plain", {chunk<0>, chunk<1>, chunk<2>}, exp_all, log_all};
 
 }  // namespace ensemble

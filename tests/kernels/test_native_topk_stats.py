@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-
 from ensemble_decode.kernels import FLAG_EMPTY, FLAG_NAN, native_, reference
 
 pytestmark = pytest.mark.skipif(

@@ -1,0 +1,31 @@
+"""C++ implementations of `union_topk` and `gather_candidates`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .extension import core
+
+
+def union_topk(ids: Sequence[Tensor], to_cid: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """See `ensemble_decode.kernels.union_topk`; CPU tensors."""
+    rows = ids[0].shape[0]
+    cids = torch.empty((rows, sum(x.shape[1] for x in ids)), dtype=torch.int32)
+    count = torch.empty(rows, dtype=torch.int32)
+    tables = [x.contiguous() for x in to_cid]
+    core().union_topk([x.contiguous() for x in ids], tables, cids, count, torch.get_num_threads())
+    return cids, count
+
+
+def gather_candidates(
+    logits: Tensor, cids: Tensor, ids_of: Tensor, eos_ids: Tensor, allowed: Tensor | None = None
+) -> Tensor:
+    """See `ensemble_decode.kernels.gather_candidates`; CPU tensors."""
+    scores = torch.empty(cids.shape, dtype=torch.float32)
+    mask = None if allowed is None else allowed.contiguous()
+    inputs = (logits.detach(), cids.contiguous(), ids_of.contiguous(), eos_ids.contiguous(), mask)
+    core().gather_candidates(*inputs, scores, torch.get_num_threads())
+    return scores

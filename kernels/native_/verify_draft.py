@@ -1,0 +1,35 @@
+"""C++ implementation of `verify_draft`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..types import VerifyDraft
+from .extension import core
+
+
+def verify_draft(logits: Tensor, targets: Tensor, allowed: Tensor | None, eos_ids: Tensor) -> VerifyDraft:
+    """See `ensemble_decode.kernels.verify_draft`; CPU tensors."""
+    rows = logits.shape[0]
+    out = VerifyDraft(
+        target_prob=torch.empty(rows, dtype=torch.float32),
+        is_argmax=torch.empty(rows, dtype=torch.bool),
+        argmax=torch.empty(rows, dtype=torch.int32),
+        logsumexp=torch.empty(rows, dtype=torch.float32),
+        flags=torch.empty(rows, dtype=torch.int32),
+    )
+    mask = None if allowed is None else allowed.contiguous()
+    core().verify_draft(
+        logits.detach(),
+        targets.contiguous(),
+        mask,
+        eos_ids.contiguous(),
+        out.target_prob,
+        out.is_argmax.view(torch.uint8),
+        out.argmax,
+        out.logsumexp,
+        out.flags,
+        torch.get_num_threads(),
+    )
+    return out
