@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import regex
+import regex  # type: ignore[import-untyped]
 import tokenizers
 
 from ensemble_decode.errors import TokenizerError

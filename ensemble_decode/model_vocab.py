@@ -6,6 +6,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ensemble_decode.errors import TokenizerError
 from ensemble_decode.restart import restart_rule
 from ensemble_decode.spelling import Speller
 from ensemble_decode.token_bytes import TokenTable, read_token_table, rust_tokenizer
+from ensemble_decode.vocab_cache import contents_digest
 
 _SAMPLES = (
     "Hello, world! It's 12345 o'clock.\n\n  def f(x):\n\treturn x  # naive",
@@ -28,6 +30,26 @@ _SAMPLES = (
 DISPENSABLE = frozenset([*(set(range(0x20)) - {0x09, 0x0A, 0x0D}), 0x7F, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF4, 0x100)])
 
 
+class Source:
+    """A tokenizer and what belongs to its model, before anything is read from it.
+
+    ``size``: rows of the head or None for the tokenizer's own; ``eos_ids``: sorted, the tokenizer's own included.
+    """
+
+    def __init__(self, tokenizer: Any, size: int | None, eos_ids: Iterable[int], name: str):
+        self.tokenizer, self.name = tokenizer, name
+        self.size = None if size is None else int(size)
+        own = getattr(tokenizer, "eos_token_id", None)
+        self.eos_ids = tuple(sorted({*map(int, eos_ids), *([] if own is None else [int(own)])}))
+        self.bos_id: int | None = getattr(tokenizer, "bos_token_id", None)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the tokenizer's contents, the head's size and the EOS ids."""
+        parts = [contents_digest(self.tokenizer, self.name), self.size, self.eos_ids]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
 class ModelVocab:
     """Ids and bytes of one model.
 
@@ -39,15 +61,14 @@ class ModelVocab:
 
     def __init__(
         self,
-        name: str,
+        source: Source,
         table: TokenTable,
         size: int,
-        eos_ids: tuple[int, ...],
-        bos_id: int | None,
         encoder: TextEncoder,
-        contents: str,
+        canonical: Iterable[int] | None = None,
     ):
-        self.name, self.size, self.eos_ids, self.bos_id = name, size, eos_ids, bos_id
+        name, eos_ids = source.name, source.eos_ids
+        self.name, self.size, self.eos_ids, self.bos_id = name, size, eos_ids, source.bos_id
         self.family = table.family
         pieces = (table.pieces + [b""] * (size - len(table.pieces)))[:size]
         for index in eos_ids:
@@ -55,7 +76,7 @@ class ModelVocab:
         self.token_bytes = pieces
         self.allowed = np.fromiter(map(bool, pieces), dtype=bool, count=size)
         self.allowed[list(eos_ids)] = True
-        self.exact = self._exact_ids(encoder, table)
+        self.exact, self.canonical = self._exact_ids(encoder, canonical)
         self.unspellable = frozenset(byte for byte in range(256) if bytes([byte]) not in self.exact)
         missing = sorted(self.unspellable - DISPENSABLE)
         if missing:
@@ -66,10 +87,13 @@ class ModelVocab:
             )
         self.speller = Speller(encoder, pieces, self.exact, name)
         self.restart = restart_rule(encoder, table)
-        self._contents = contents
+        self.source = source
 
-    def _exact_ids(self, encoder: TextEncoder, table: TokenTable) -> dict[bytes, int]:
-        """The id of each byte string; of several, the one the tokenizer itself produces, else the lowest."""
+    def _exact_ids(self, encoder: TextEncoder, canonical: Iterable[int] | None) -> tuple[dict[bytes, int], list[int]]:
+        """The id of each byte string; of several, the one the tokenizer itself produces, else the lowest.
+
+        Also the ids that were so preferred to a lower one; ``canonical``: those ids where they are known.
+        """
         exact: dict[bytes, int] = {}
         twins: dict[bytes, list[int]] = {}
         for index, piece in enumerate(self.token_bytes):
@@ -78,14 +102,18 @@ class ModelVocab:
             first = exact.setdefault(piece, index)
             if first != index:
                 twins.setdefault(piece, [first]).append(index)
-        for piece, ids in twins.items():
-            try:
-                own = encoder.encode(piece.decode())
-            except UnicodeDecodeError:
-                continue
-            if len(own) == 1 and own[0] in ids:
-                exact[piece] = own[0]
-        return exact
+        if canonical is None:
+            canonical = []
+            for piece, ids in twins.items():
+                try:
+                    own = encoder.encode(piece.decode())
+                except UnicodeDecodeError:
+                    continue
+                if len(own) == 1 and own[0] in ids[1:]:
+                    canonical.append(own[0])
+        canonical = list(canonical)
+        exact.update((self.token_bytes[index], index) for index in canonical)
+        return exact, canonical
 
     def encode(self, data: bytes) -> list[int]:
         """``T_m(data)``: the model's own tokenization of generated bytes; its bytes are ``data``, always.
@@ -102,21 +130,15 @@ class ModelVocab:
         """The bytes that ``ids`` add to the text."""
         return b"".join([self.token_bytes[index] for index in ids])
 
-    def restricted(self, unspellable: frozenset[int]) -> ModelVocab:
-        """The same vocabulary, allowing no id whose bytes hold one of ``unspellable``."""
-        if not unspellable:
-            return self
-        bad = bytes(unspellable)
+    def restricted(self, allowed: np.ndarray) -> ModelVocab:
+        """The same vocabulary with other ids allowed; bool ``[size]``."""
         other = copy.copy(self)
-        other.allowed = self.allowed.copy()
-        for index, piece in enumerate(self.token_bytes):
-            if len(piece.translate(None, bad)) != len(piece):
-                other.allowed[index] = False
+        other.allowed = allowed
         return other
 
     def fingerprint(self) -> str:
         """A hash of the tokenizer's contents, the head's size and the EOS ids."""
-        return hashlib.sha256(json.dumps([self._contents, self.size, list(self.eos_ids)]).encode()).hexdigest()
+        return self.source.fingerprint
 
     @classmethod
     def build(
@@ -128,22 +150,33 @@ class ModelVocab:
         as the generation config lists them. Raises `TokenizerError` where the family is unknown, a byte cannot be
         spelled or a round trip shows that the bytes were read wrongly.
         """
-        table = read_token_table(tokenizer, name)
-        size = len(table.pieces) if size is None else int(size)
-        own = getattr(tokenizer, "eos_token_id", None)
-        eos = tuple(sorted({*map(int, eos_ids), *([] if own is None else [int(own)])}))
+        return cls.from_source(Source(tokenizer, size, eos_ids, name))
+
+    @classmethod
+    def from_source(cls, source: Source) -> ModelVocab:
+        """Build from a tokenizer and what belongs to it."""
+        return cls._build(source, read_token_table(source.tokenizer, source.name), None)
+
+    @classmethod
+    def restore(cls, source: Source, pieces: list[bytes], canonical: Iterable[int]) -> ModelVocab:
+        """Build where the bytes of every id, and the preferred ones among twins, are known from before."""
+        return cls._build(source, read_token_table(source.tokenizer, source.name, pieces), canonical)
+
+    @classmethod
+    def _build(cls, source: Source, table: TokenTable, canonical: Iterable[int] | None) -> ModelVocab:
+        name, eos, pieces = source.name, source.eos_ids, table.pieces
+        size = len(pieces) if source.size is None else source.size
         if eos and (eos[0] < 0 or eos[-1] >= size):
             raise TokenizerError(f"{name}: EOS ids {list(eos)} must lie in 0..{size - 1}, the rows of the model's head")
-        banned = set(eos)
-        encoder = text_encoder(
-            tokenizer, table, lambda index: index < size and index not in banned and bool(table.pieces[index]), name
-        )
-        rust = rust_tokenizer(tokenizer)
-        contents = hashlib.sha256(rust.to_str().encode() if rust is not None else repr(table).encode()).hexdigest()
-        bos = getattr(tokenizer, "bos_token_id", None)
-        vocab = cls(name, table, size, eos, bos, encoder, contents)
-        vocab.verify(rust)
+        spelled = {i for i in table.added if i < min(size, len(pieces)) and i not in eos and pieces[i]}
+        encoder = text_encoder(source.tokenizer, table, spelled.__contains__, name)
+        vocab = cls(source, table, size, encoder, canonical)
+        vocab.verify(rust_tokenizer(source.tokenizer))
         return vocab
+
+    def sample_ids(self) -> list[int]:
+        """The ids of the sample texts, which tell a tokenizer that changed from the one that was stored."""
+        return [index for sample in _SAMPLES for index in self.encode(sample.encode())]
 
     def verify(self, rust: Any) -> None:
         """Encode and decode sample texts; a family that was recognised wrongly shows here."""

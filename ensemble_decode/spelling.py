@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from ensemble_decode.encoders import TextEncoder
 from ensemble_decode.errors import InputError
@@ -32,8 +33,11 @@ class Speller:
 
     def __init__(self, encoder: TextEncoder, pieces: list[bytes], exact: dict[bytes, int], name: str):
         self.encoder, self.pieces, self.exact, self.name = encoder, pieces, exact, name
-        self._lengths = sorted({len(piece) for piece in exact}, reverse=True)
         self._survives: dict[str, bool] = {}
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        return sorted({len(piece) for piece in self.exact}, reverse=True)
 
     def encode(self, data: bytes) -> list[int]:
         """``T_m(data)``."""

@@ -90,15 +90,15 @@ def tiktoken_encoding(tokenizer: Any) -> Any | None:
     return None
 
 
-def read_token_table(tokenizer: Any, name: str) -> TokenTable:
-    """Recognise the tokenizer's family and read the bytes of every id.
+def read_token_table(tokenizer: Any, name: str, pieces: list[bytes] | None = None) -> TokenTable:
+    """Recognise the tokenizer's family and read the bytes of every id; ``pieces``: those bytes where they are known.
 
     Raises `TokenizerError`, naming ``name`` and what was found, where the family is not known.
     """
     rust = rust_tokenizer(tokenizer)
     if rust is not None:
         special = set(getattr(tokenizer, "all_special_ids", ()) or ())
-        return _read_rust(rust, special, name)
+        return _read_rust(rust, special, name, pieces)
     encoding = tiktoken_encoding(tokenizer)
     if encoding is not None:
         return _read_tiktoken(encoding)
@@ -125,14 +125,17 @@ def _family(rust: tokenizers.Tokenizer, name: str) -> tuple[str, str]:
     raise TokenizerError(f"{name}: a {model} tokenizer with {found} is of no known family; right is {_FAMILIES}")
 
 
-def _read_rust(rust: tokenizers.Tokenizer, special: set[int], name: str) -> TokenTable:
+def _read_rust(rust: tokenizers.Tokenizer, special: set[int], name: str, known: list[bytes] | None) -> TokenTable:
     family, marker = _family(rust, name)
-    vocab = rust.get_vocab(with_added_tokens=False)
     added = rust.get_added_tokens_decoder()
+    contents = {index: token.content for index, token in added.items()}
     silent = special | {index for index, token in added.items() if token.special}
     unknown = getattr(rust.model, "unk_token", None)
-    if unknown is not None and unknown in vocab:
-        silent.add(vocab[unknown])
+    if unknown is not None and (index := rust.token_to_id(unknown)) is not None:
+        silent.add(index)
+    if known is not None:
+        return TokenTable(family, known, marker, contents, silent)
+    vocab = rust.get_vocab(with_added_tokens=False)
     pieces = [b""] * (1 + max([*vocab.values(), *added.keys()], default=-1))
     if family == BYTE_LEVEL:
         alphabet = printable_alphabet()
@@ -146,7 +149,6 @@ def _read_rust(rust: tokenizers.Tokenizer, special: set[int], name: str) -> Toke
         for text, index in vocab.items():
             byte = _BYTE_PIECE.fullmatch(text) if fallback else None
             pieces[index] = bytes([int(byte[1], 16)]) if byte else text.replace(marker, " ").encode()
-    contents = {index: token.content for index, token in added.items()}
     for index, content in contents.items():
         pieces[index] = (content.replace(marker, " ") if marker else content).encode()
     for index in silent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 
 from ensemble_decode.errors import InputError
 from ensemble_decode.kernels import VocabTensors
-from ensemble_decode.model_vocab import ModelVocab
+from ensemble_decode.model_vocab import ModelVocab, Source
+from ensemble_decode.vocab_cache import cache_file, cache_key, load_arrays, pack, save_arrays, unpack
 
 __all__ = ["AlignedVocab", "ModelVocab"]
 
@@ -41,20 +43,20 @@ class AlignedVocab:
 
     def __init__(
         self,
-        models: list[ModelVocab],
-        candidates: list[bytes],
+        models: Sequence[ModelVocab],
+        candidates: Sequence[bytes],
         to_cid: list[np.ndarray],
         exact_id: list[np.ndarray],
         piece_id: list[np.ndarray],
         prefix_end: np.ndarray,
     ):
-        self.models = models
+        self.models = [model.restricted(known >= 0) for model, known in zip(models, to_cid, strict=True)]
         self.size = len(candidates) + 1
         self.to_cid, self.exact_id, self.piece_id, self.prefix_end = to_cid, exact_id, piece_id, prefix_end
-        self._candidates = candidates
-        self._cids = {item: index for index, item in enumerate(candidates)}
-        self.space_cid = self._cids.get(b" ", -1)
-        self.shared = _same_bytes(models)
+        self._candidates = list(candidates)
+        space = self.cid_of(b" ")
+        self.space_cid = -1 if space is None else space
+        self.shared = _same_bytes(self.models)
         self._tensors: dict[torch.device, VocabTensors] = {}
 
     def bytes_of(self, cid: int) -> bytes:
@@ -65,7 +67,8 @@ class AlignedVocab:
 
     def cid_of(self, data: bytes) -> int | None:
         """The candidate whose bytes are ``data``, or None; END has no bytes."""
-        return self._cids.get(data)
+        cid = bisect_left(self._candidates, data)
+        return cid if cid < len(self._candidates) and self._candidates[cid] == data else None
 
     @classmethod
     def build(
@@ -76,17 +79,23 @@ class AlignedVocab:
         names: Sequence[str] | None = None,
         cache_dir: str | os.PathLike[str] | None = "default",
     ) -> AlignedVocab:
-        """Align the vocabularies of ``tokenizers`` (or of `ModelVocab` objects)."""
+        """Align the vocabularies of tokenizers (or of `ModelVocab` objects, which bring their own size and EOS ids).
+
+        ``sizes``: rows of each head. ``eos_ids``: per model, EOS ids beside the tokenizer's own. ``names``: what errors
+        call the models. ``cache_dir``: where the result is kept for the next time (``"default"``: the package's cache
+        folder; None: nowhere); a damaged file is built again, a folder that cannot be written is done without.
+        Raises `TokenizerError`, `InputError`.
+        """
         count = len(tokenizers)
         if not count:
             raise InputError("an aligned vocabulary needs at least one tokenizer")
         for what, given in (("sizes", sizes), ("eos_ids", eos_ids), ("names", names)):
             if given is not None and len(given) != count:
                 raise InputError(f"{what} has {len(given)} entries for {count} tokenizers; right is one for each")
-        models = [
-            tokenizer
+        sources = [
+            tokenizer.source
             if isinstance(tokenizer, ModelVocab)
-            else ModelVocab.build(
+            else Source(
                 tokenizer,
                 None if sizes is None else sizes[index],
                 () if eos_ids is None else eos_ids[index],
@@ -94,15 +103,21 @@ class AlignedVocab:
             )
             for index, tokenizer in enumerate(tokenizers)
         ]
-        return cls._align(models)
+        if cache_dir is None:
+            return cls._align([_model(*pair) for pair in zip(tokenizers, sources, strict=True)])
+        file = cache_file(cache_dir, cache_key([source.fingerprint for source in sources]))
+        stored = load_arrays(file)
+        if stored is not None and (aligned := cls._restore(sources, stored)) is not None:
+            return aligned
+        aligned = cls._align([_model(*pair) for pair in zip(tokenizers, sources, strict=True)])
+        save_arrays(file, aligned._arrays())
+        return aligned
 
     @classmethod
     def _align(cls, models: list[ModelVocab]) -> AlignedVocab:
         # A byte that one model cannot spell must not enter the text, whichever model proposes it.
-        unspellable = frozenset().union(*(model.unspellable for model in models))
-        models = [model.restricted(unspellable) for model in models]
-        bad = bytes(unspellable)
-        every = set().union(*(model.exact for model in models))
+        bad = bytes(set[int]().union(*(model.unspellable for model in models)))
+        every = set[bytes]().union(*(model.exact for model in models))
         candidates = sorted(item for item in every if len(item.translate(None, bad)) == len(item))
         cids = {item: index for index, item in enumerate(candidates)}
         size = len(candidates) + 1
@@ -124,6 +139,46 @@ class AlignedVocab:
         ends = np.append(prefix_ranges(candidates), np.int32(size))
         return cls(models, candidates, to_cid, exact_id, piece_id, ends)
 
+    def _arrays(self) -> dict[str, np.ndarray]:
+        """Everything that takes time to work out, as arrays without Python objects."""
+        data, lengths = pack(self._candidates)
+        arrays = {"candidates": data, "candidate_lengths": lengths, "prefix_end": self.prefix_end}
+        for m, model in enumerate(self.models):
+            data, lengths = pack(model.token_bytes)
+            arrays |= {
+                f"pieces_{m}": data,
+                f"piece_lengths_{m}": lengths,
+                f"canonical_{m}": np.asarray(model.canonical, np.int32),
+                f"samples_{m}": np.asarray(model.sample_ids(), np.int32),
+                f"to_cid_{m}": self.to_cid[m],
+                f"exact_id_{m}": self.exact_id[m],
+                f"piece_id_{m}": self.piece_id[m],
+            }
+        return arrays
+
+    @classmethod
+    def _restore(cls, sources: Sequence[Source], arrays: dict[str, np.ndarray]) -> AlignedVocab | None:
+        """From stored arrays; None where they are not whole or the tokenizers no longer give the stored ids."""
+        try:
+            candidates = unpack(arrays["candidates"], arrays["candidate_lengths"])
+            models = []
+            for m, source in enumerate(sources):
+                pieces = unpack(arrays[f"pieces_{m}"], arrays[f"piece_lengths_{m}"])
+                model = ModelVocab.restore(source, pieces, arrays[f"canonical_{m}"].tolist())
+                if model.sample_ids() != arrays[f"samples_{m}"].tolist():
+                    return None
+                models.append(model)
+            maps = [[arrays[f"{what}_{m}"] for m in range(len(sources))] for what in ("to_cid", "exact_id", "piece_id")]
+            ends = arrays["prefix_end"]
+        except (KeyError, ValueError, IndexError):
+            return None
+        size = len(candidates) + 1
+        if ends.shape != (size,) or any(array.shape != (size,) for array in (*maps[1], *maps[2])):
+            return None
+        if any(array.shape != (model.size,) for array, model in zip(maps[0], models, strict=True)):
+            return None
+        return cls(models, candidates, *maps, ends)
+
     def tensors(self, device: str | torch.device = "cpu") -> VocabTensors:
         """The maps as int32 tensors on ``device``, made once for each device."""
         device = torch.device(device)
@@ -143,6 +198,10 @@ class AlignedVocab:
                 size=self.size,
             )
         return self._tensors[device]
+
+
+def _model(tokenizer: Any, source: Source) -> ModelVocab:
+    return tokenizer if isinstance(tokenizer, ModelVocab) else ModelVocab.from_source(source)
 
 
 def bitmask(allowed: np.ndarray) -> np.ndarray:
