@@ -21,13 +21,13 @@ _REASONS = {
 }
 
 
-def context_length(config: Any) -> int:
+def context_length(config: Any, name: str = "model") -> int:
     """The longest text in tokens that the model's positions allow."""
     for attribute in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         value = getattr(config, attribute, None)
         if isinstance(value, int) and value > 0:
             return value
-    raise ModelError(f"{type(config).__name__} names no context length (max_position_embeddings or n_positions)")
+    raise ModelError(f"{name}: {type(config).__name__} names no context length (max_position_embeddings or n_positions)")
 
 
 def check_model(model: Any, name: str = "model") -> None:

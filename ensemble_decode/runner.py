@@ -86,13 +86,13 @@ class Runner:
         self.config = model.config
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.context_length = context_length(model.config)
         self.chunk_tokens = chunk_tokens
         if graphs and self.device.type != "cuda":
             raise ModelError(f"{name}: graphs=True needs a CUDA device, the model is on {self.device.type}")
         self.attention = attention_module.status(attention, self.device, self.dtype, name)
         self._flash = attention_module.flash_function() if self.attention.kind == "flash" else None
         self._body = Body(model, name)
+        self.context_length = context_length(model.config, name)
         shapes = self._body.record_shapes()
         self._heads = sorted({shape.heads for shape in shapes})
         self._eager = Buckets(key_block=64 if self.device.type == "cuda" else 1)
