@@ -9,7 +9,7 @@ from torch import Tensor
 from . import dispatch
 from .checks import check_k, check_models
 from .fuse_step import _OUTPUTS, fake_step
-from .library import VOCAB_SCHEMA, built_settings, built_vocab, flat_vocab, register
+from .library import VOCAB_SCHEMA, built_settings, built_vocab, flat_vocab, plain, register
 from .types import FuseSettings, FuseStep, VocabTensors
 
 
@@ -47,7 +47,7 @@ def fuse_full(
     check_models(logits, vocab, settings)
     if implementation is not None:
         dispatch.check_name(implementation)
-    return FuseStep(*_operator(list(logits), *flat_vocab(vocab), list(settings), k, implementation or ""))
+    return FuseStep(*_operator([plain(x) for x in logits], *flat_vocab(vocab), list(settings), k, implementation or ""))
 
 
 def _run(logits: list[Tensor], *rest: object) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import dispatch
 from .checks import check_allowed, check_int, check_logits
-from .library import register
+from .library import plain, register
 
 
 def gather_candidates(
@@ -44,7 +44,7 @@ def gather_candidates(
     check_allowed(allowed, logits)
     if implementation is not None:
         dispatch.check_name(implementation)
-    return _operator(logits, cids, ids_of, eos_ids, allowed, implementation or "")
+    return _operator(plain(logits), cids, ids_of, eos_ids, allowed, implementation or "")
 
 
 def _run(

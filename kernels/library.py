@@ -27,6 +27,11 @@ def register(schema: str, implementation: Callable, fake: Callable) -> Any:
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor without the graph behind it: operators have no derivative, and backends export the memory as it is."""
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
 VOCAB_SCHEMA = (
     "Tensor[] to_cid, Tensor[] exact_id, Tensor[] piece_id, Tensor[] allowed, Tensor[] eos_ids, "
     "Tensor prefix_end, int space_cid"

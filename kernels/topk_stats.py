@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import dispatch
 from .checks import check_allowed, check_k, check_logits
-from .library import register
+from .library import plain, register
 from .types import TopkStats
 
 
@@ -41,7 +41,7 @@ def topk_stats(
     check_allowed(allowed, logits)
     if implementation is not None:
         dispatch.check_name(implementation)
-    return TopkStats(*_operator(logits, k, allowed, implementation or ""))
+    return TopkStats(*_operator(plain(logits), k, allowed, implementation or ""))
 
 
 def _run(logits: Tensor, k: int, allowed: Tensor | None, implementation: str) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import dispatch
 from .checks import check_allowed, check_int, check_logits
-from .library import register
+from .library import plain, register
 from .types import VerifyDraft
 
 
@@ -46,7 +46,7 @@ def verify_draft(
     check_int(eos_ids, "eos_ids", [None], logits.device)
     if implementation is not None:
         dispatch.check_name(implementation)
-    return VerifyDraft(*_operator(logits, targets, allowed, eos_ids, implementation or ""))
+    return VerifyDraft(*_operator(plain(logits), targets, allowed, eos_ids, implementation or ""))
 
 
 def _run(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
+from ensemble_decode.kernels import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import kernel_cases as cases
@@ -73,11 +75,11 @@ def check(got: kernels.FuseStep, b: int, want: oracle.Decision, logits, vocab: o
     expected_flags = 0
     for m, x in enumerate(logits):
         row = x[b].double().tolist()
-        _, ids, logsumexp, entropy, flags = oracle.topk(row, 1, vocab.allowed(m))
+        _, _, logsumexp, entropy, flags = oracle.topk(row, 1, vocab.allowed(m))
         expected_flags |= flags
         assert got.logsumexp[m, b].item() == pytest.approx(logsumexp, **close)
         assert got.model_entropy[m, b].item() == pytest.approx(entropy, **close)
-        top_id, top_cid, top_prob = oracle.own_top(vocab, m, row)
+        _, top_cid, top_prob = oracle.own_top(vocab, m, row)
         assert got.top_cid[m, b].item() == top_cid
         assert got.top_prob[m, b].item() == pytest.approx(top_prob, **close)
     assert got.flags[b].item() == expected_flags | (0 if want.max_prob > 0 else kernels.FLAG_EMPTY)
@@ -231,12 +233,11 @@ def test_a_grammar_masks_rows_apart(operator, implementation, device):
 
 def test_full_works_in_blocks_of_rows(monkeypatch):
     """Blocks bound the memory and change nothing."""
-    import sys
 
     from ensemble_decode.kernels.reference import fuse_full as function  # noqa: F401
 
     vocab, logits, settings_ = batch_of(4, 10)
     tensors = cases.vocab_tensors(vocab)
     whole = kernels.fuse_full(logits, tensors, settings_, 5, implementation="reference")
-    monkeypatch.setattr(sys.modules["ensemble_decode.kernels.reference.fuse_full"], "BLOCK", 3 * tensors.size)
+    monkeypatch.setattr(sys.modules[reference.fuse_full.__module__], "BLOCK", 3 * tensors.size)
     cases.assert_equal(whole, kernels.fuse_full(logits, tensors, settings_, 5, implementation="reference"))

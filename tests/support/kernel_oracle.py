@@ -15,11 +15,13 @@ INF = math.inf
 BIG = float(np.finfo(np.float32).max)
 
 
-def clean(row: Sequence[float], allowed: Sequence[bool] | None = None) -> tuple[list[float], bool]:
+def clean(row: Sequence[float], allowed: Sequence[bool] | None = None) -> tuple[np.ndarray, bool]:
     """The row with −inf for what is not allowed and for NaN, and whether an allowed entry was NaN."""
-    allowed = [True] * len(row) if allowed is None else allowed
-    kept = [float(v) if ok else -INF for v, ok in zip(row, allowed, strict=True)]
-    return [-INF if math.isnan(v) else v for v in kept], any(math.isnan(v) for v in kept)
+    x = np.array(row, dtype=np.float64)
+    if allowed is not None:
+        x[~np.asarray(allowed, dtype=bool)] = -INF
+    nan = np.isnan(x)
+    return np.where(nan, -INF, x), bool(nan.any())
 
 
 def softmax(row: Sequence[float]) -> np.ndarray:
@@ -51,7 +53,8 @@ def shannon(p: Sequence[float]) -> float:
 def order(row: Sequence[float]) -> list[int]:
     """Indices by (value descending, index ascending), without those at −inf."""
     x = np.asarray(row, dtype=np.float64)
-    return [int(i) for i in np.lexsort((np.arange(len(x)), -x)) if x[i] > -INF]
+    best = np.lexsort((np.arange(len(x)), -x))
+    return best[x[best] > -INF].tolist()
 
 
 def topk(row: Sequence[float], k: int, allowed: Sequence[bool] | None = None):
@@ -59,7 +62,7 @@ def topk(row: Sequence[float], k: int, allowed: Sequence[bool] | None = None):
     x, nan = clean(row, allowed)
     best = order(x)[:k]
     ids = best + [-1] * (k - len(best))
-    values = [x[i] for i in best] + [-INF] * (k - len(best))
+    values = [float(x[i]) for i in best] + [-INF] * (k - len(best))
     return values, ids, logsumexp(x), shannon(softmax(x)), int(nan) + 2 * (not best)
 
 
@@ -142,7 +145,7 @@ def score(vocab: Vocab, m: int, row: Sequence[float], cid: int, oov: str) -> flo
     if cid == vocab.end:
         return logsumexp([x[i] for i in vocab.eos[m]])
     i = vocab.exact(m, cid) if oov == "exclude" else vocab.piece(m, cid)
-    return x[i] if i >= 0 else -INF
+    return float(x[i]) if i >= 0 else -INF
 
 
 def renormalised(weights: Sequence[float], present: Sequence[bool]) -> np.ndarray:
@@ -270,7 +273,7 @@ def own_top(vocab: Vocab, m: int, row: Sequence[float]) -> tuple[int, int, float
     best = order(x)
     if not best:
         return -1, -1, 0.0
-    return best[0], vocab.cid(m, best[0]), probability(x[best[0]], logsumexp(x))
+    return best[0], vocab.cid(m, best[0]), probability(float(x[best[0]]), logsumexp(x))
 
 
 def primary_id(vocab: Vocab, rows: Sequence[Sequence[float]], decision: Decision) -> int:
@@ -294,7 +297,7 @@ def step(vocab: Vocab, rows: Sequence[Sequence[float]], settings: Settings, k: i
     lse = [logsumexp(x) for x in cleaned]
     q = np.stack([softmax(s) for s in scores])
     p = np.array([[probability(v, z) for v in s] for s, z in zip(scores, lse, strict=True)]).reshape(len(rows), -1)
-    top_id, top_cid, top_prob = own_top(vocab, 0, rows[0])
+    _, top_cid, top_prob = own_top(vocab, 0, rows[0])
     tops = [vocab.cid(0, i) for i in ids[0]]
     decision = decide(vocab, cids, q, p, [z > -INF for z in lse], (top_cid, top_prob), tops, settings)
     decision.primary_id = primary_id(vocab, rows, decision)
@@ -311,7 +314,7 @@ def full(vocab: Vocab, rows: Sequence[Sequence[float]], settings: Settings, k: i
         for at, c in enumerate(cids):
             i = vocab.exact(m, c)
             q[m, at] = sum(own[m][e] for e in vocab.eos[m]) if c == vocab.end else own[m][i] if i >= 0 else 0.0
-    top_id, top_cid, top_prob = own_top(vocab, 0, rows[0])
+    _, top_cid, top_prob = own_top(vocab, 0, rows[0])
     tops = [vocab.cid(0, i) for i in order(cleaned[0])[: min(k, settings.top_k)]]
     consulted = [max(x) > -INF for x in cleaned]
     decision = decide(vocab, cids, q, q, consulted, (top_cid, top_prob), tops, settings)
