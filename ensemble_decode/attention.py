@@ -75,6 +75,8 @@ def status(
 
 def visible(group: Group, window: int | None) -> torch.Tensor:
     """bool ``[rows, queries, keys]``: a query sees the keys up to its own position, the last ``window`` of them."""
+    if group.tree is not None:
+        return group.tree.visible(group.keys, window)
     keys = torch.arange(group.keys, device=group.positions.device)
     positions = group.positions[:, :, None]
     seen = keys <= positions

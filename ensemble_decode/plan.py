@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ensemble_decode.buckets import Buckets
 from ensemble_decode.cache import LayerStore
+
+if TYPE_CHECKING:
+    from ensemble_decode.branches import TreeMask
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,8 @@ class Group:
     ``put`` int64: where each of the group's tokens lies among the padded queries; None likewise.
     ``first``/``count``: the group's tokens are ``first .. first + count`` of the forward.
     ``positions`` int64 ``[rows, queries]``. ``starts`` int32 ``[rows]``: tokens cached before this forward.
-    ``aligned``: every query sees every key that is read, sliding windows apart.
+    ``aligned``: every query sees every key that is read, sliding windows apart. ``tree``: what queries see where the rows
+    are trees of continuations.
     """
 
     rows: int
@@ -96,6 +101,7 @@ class Group:
     positions: torch.Tensor
     starts: torch.Tensor
     aligned: bool
+    tree: TreeMask | None = None
     masks: dict[object, torch.Tensor | None] = field(default_factory=dict)
 
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ensemble_decode import attention as attention_module
-from ensemble_decode import load_check, plan
+from ensemble_decode import branches, load_check, plan
 from ensemble_decode.body import Body
+from ensemble_decode.branches import Tree
 from ensemble_decode.buckets import Buckets
 from ensemble_decode.cache import SlotCache
 from ensemble_decode.clock import SectionClock
@@ -177,6 +178,36 @@ class Runner:
         self.stats.tokens += sum(counts)
         self.stats.forwards += len(forwards)
         return out
+
+    @torch.no_grad()
+    def read_trees(self, slots: Sequence[int], trees: Sequence[Tree]) -> Logits:
+        """Read several continuations of each row, ``trees[r]`` behind the cached tokens of the row in ``slots[r]``, in one forward.
+
+        Returns the logits behind every tree's ``wanted`` nodes, in that order. The rows stay as they are; ``keep_paths``
+        may make one path of each tree part of its row. Attends through SDPA, whatever else the runner uses. Raises
+        ``InputError``, ``ContextError`` or ``CacheError`` before anything has changed.
+        """
+        parts = branches.forwards(slots, trees, self.cache, self.chunk_tokens, self.context_length, self.name)
+        read: dict[int, list[torch.Tensor]] = {}
+        with self.stats.clock:
+            for pieces in parts:
+                step, places = branches.build(
+                    pieces, trees, heads=self._heads, cache=self.cache, buckets=self._eager, device=self.device
+                )
+                hidden = self._body.hidden(step)
+                for piece in pieces:
+                    at = [places[piece.row] + node for node in trees[piece.row].wanted]
+                    if at:
+                        read[piece.row] = [hidden[torch.tensor(at, device=self.device)]]
+            out = self._head(read, [len(tree.wanted) for tree in trees])
+        self.stats.tokens += sum(piece.count for pieces in parts for piece in pieces)
+        self.stats.forwards += len(parts)
+        return out
+
+    @torch.no_grad()
+    def keep_paths(self, slots: Sequence[int], trees: Sequence[Tree], paths: Sequence[Sequence[int]]) -> None:
+        """After ``read_trees``: cut each row at the fork of ``paths[r]`` (nodes of its tree) and append that path's tokens."""
+        branches.keep(slots, trees, paths, self.cache)
 
     def _wanted(self, slots: Sequence[int], counts: Sequence[int], logits: str | Sequence[int]) -> list[int]:
         """How many trailing positions of each row are read."""
