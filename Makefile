@@ -15,7 +15,7 @@ test: lint models
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	PATH="$(CURDIR)/$(BIN):$$PATH" buildtools/typecheck
 
 # Fetched and converted once, so that no test waits for it.
 models: $(VENV)/.installed

@@ -145,8 +145,9 @@ def generate(
         attention=attention,
     )
     streaming = stream if stream is not None else out.is_terminal and len(texts) == 1 and not as_json
+    sent: list[Any] = [_message(text, system) for text in texts] if chat else list(texts)
     done = ensemble.generate(
-        [_message(text, system) for text in texts] if chat else texts,
+        sent,
         method=chosen,
         max_new_tokens=max_new_tokens,
         stop=stop,
