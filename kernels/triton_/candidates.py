@@ -28,20 +28,22 @@ def union(found_ptr, n, cids_ptr, UNION: tl.constexpr):
     tl.debug_barrier()
     at = tl.arange(0, UNION)
     cid = tl.load(found_ptr + at, mask=at < n, other=NO_CID)
+    STEP: tl.constexpr = 32 if UNION <= 64 else (2048 // UNION if UNION <= 1024 else 1)
     repeats = tl.zeros([UNION], dtype=tl.int32)
-    for j in range(0, n, 8):
-        for u in tl.static_range(8):
-            other = tl.load(found_ptr + j + u, mask=j + u < n, other=NO_CID)
-            repeats += ((other == cid) & (at > j + u)).to(tl.int32)
+    for start in range(0, n, STEP):
+        j = start + tl.arange(0, STEP)
+        other = tl.load(found_ptr + j, mask=j < n, other=NO_CID)
+        same = (other[:, None] == cid[None, :]) & (j[:, None] < at[None, :])
+        repeats += tl.sum(same.to(tl.int32), axis=0)
     first = (cid != NO_CID) & (repeats == 0)
     tl.debug_barrier()
     tl.store(found_ptr + at, tl.where(first, cid, NO_CID), mask=at < n)
     tl.debug_barrier()
     rank = tl.zeros([UNION], dtype=tl.int32)
-    for j in range(0, n, 8):
-        for u in tl.static_range(8):
-            other = tl.load(found_ptr + j + u, mask=j + u < n, other=NO_CID)
-            rank += (other < cid).to(tl.int32)
+    for start in range(0, n, STEP):
+        j = start + tl.arange(0, STEP)
+        other = tl.load(found_ptr + j, mask=j < n, other=NO_CID)
+        rank += tl.sum((other[:, None] < cid[None, :]).to(tl.int32), axis=0)
     count = tl.sum(first.to(tl.int32))
     tl.store(cids_ptr + rank, cid, mask=first)
     tl.store(cids_ptr + at, -1, mask=(at >= count) & (at < n))

@@ -16,6 +16,12 @@ def _log_tempered(p, temperature):
 
 
 @triton.jit
+def _before(other, j, log, at):
+    """Whether entry j comes before entry `at` in the order (probability descending, index ascending)."""
+    return (other[:, None] > log[None, :]) | ((other[:, None] == log[None, :]) & (j[:, None] < at[None, :]))
+
+
+@triton.jit
 def gumbel(cids, seed, row, step):
     """Standard Gumbel noise in float64: in float32 the largest uniform number would round to 1."""
     zero = tl.zeros(cids.shape, dtype=tl.uint32)
@@ -37,19 +43,22 @@ def draw(probs, cids, probs_ptr, temperature, settings, row, width, UNION: tl.co
     top_p = tl.load(settings.top_p + row)
     keep = log > float("-inf")
     if (top_k > 0) | (top_p < 1.0):
+        STEP: tl.constexpr = 32 if UNION <= 64 else (2048 // UNION if UNION <= 1024 else 1)
         rank = tl.zeros([UNION], dtype=tl.int32)
-        for j in range(width):
-            other = _log_tempered(tl.load(probs_ptr + j), temperature)
-            rank += ((other > log) | ((other == log) & (at > j))).to(tl.int32)
+        for start in range(0, width, STEP):
+            j = start + tl.arange(0, STEP)
+            other = _log_tempered(tl.load(probs_ptr + j, mask=j < width, other=0.0), temperature)
+            rank += tl.sum(_before(other, j, log, at).to(tl.int32), axis=0)
         last = tl.minimum(tl.maximum(top_k, 1), width) - 1
         kth = tl.max(tl.where((rank == last) & (at < width), log, float("-inf")), axis=0)
         kth = tl.where(top_k > 0, kth, float("-inf"))
         total = tl.sum(tl.where((log >= kth) & (at < width), tl.exp(log - top), 0.0), axis=0)
         before = tl.zeros([UNION], dtype=tl.float32)
-        for j in range(width):
-            other = _log_tempered(tl.load(probs_ptr + j), temperature)
+        for start in range(0, width, STEP):
+            j = start + tl.arange(0, STEP)
+            other = _log_tempered(tl.load(probs_ptr + j, mask=j < width, other=0.0), temperature)
             weight = tl.where(other >= kth, tl.exp(other - top), 0.0)
-            before += tl.where((other > log) | ((other == log) & (at > j)), weight, 0.0)
+            before += tl.sum(tl.where(_before(other, j, log, at), weight[:, None], 0.0), axis=0)
         limit = tl.where(top_p >= 1.0, float("inf"), top_p * total)
         nucleus = (before < limit) | (rank == 0)
         keep = keep & (log >= kth) & nucleus

@@ -20,8 +20,8 @@ LN2 = tl.constexpr(0.6931471805599453)
 NONE = tl.constexpr(-(2**63))
 GREATEST = tl.constexpr(2**63 - 1)
 INDEX_MASK = tl.constexpr(0x7FFFFFFF)
-TILE = tl.constexpr(2048)
-"""Elements that one step of the second read covers: 16 groups."""
+TILE = tl.constexpr(1024)
+"""Elements that one step of the second read covers: 8 groups."""
 
 
 @triton.jit
@@ -38,13 +38,14 @@ def key_index(key):
 
 
 @triton.jit
-def count_before(keys, keys_ptr, n):
-    """How many of the n keys in memory are greater than each of `keys`."""
-    rank = tl.zeros(keys.shape, dtype=tl.int32)
-    for j in range(0, n, 8):
-        for u in tl.static_range(8):
-            other = tl.load(keys_ptr + j + u, mask=j + u < n, other=NONE)
-            rank += (other > keys).to(tl.int32)
+def count_before(keys, keys_ptr, n, N: tl.constexpr):
+    """How many of the n keys in memory are greater than each of the N `keys`; a bounded tile at a time."""
+    STEP: tl.constexpr = 32 if N <= 64 else (2048 // N if N <= 1024 else 1)
+    rank = tl.zeros([N], dtype=tl.int32)
+    for start in range(0, n, STEP):
+        at = start + tl.arange(0, STEP)
+        other = tl.load(keys_ptr + at, mask=at < n, other=NONE)
+        rank += tl.sum((other[:, None] > keys[None, :]).to(tl.int32), axis=0)
     return rank
 
 
@@ -54,7 +55,7 @@ def _store_ranked(keys_ptr, n, k, out_ptr, ROOM: tl.constexpr):
     tl.debug_barrier()
     at = tl.arange(0, ROOM)
     keys = tl.load(keys_ptr + at, mask=at < n, other=NONE)
-    rank = count_before(keys, keys_ptr, n)
+    rank = count_before(keys, keys_ptr, n, ROOM)
     tl.store(out_ptr + rank, key_index(keys), mask=(at < n) & (rank < k))
     kth = tl.max(tl.where((at < n) & (rank == k - 1), keys, NONE))
     tl.debug_barrier()
@@ -74,7 +75,7 @@ def _pick_groups(
     columns_ptr = keys_ptr + ROOM
     tl.store(columns_ptr + tl.arange(0, COLUMNS), columns)
     tl.debug_barrier()
-    rank = count_before(columns, columns_ptr, COLUMNS)
+    rank = count_before(columns, columns_ptr, COLUMNS, COLUMNS)
     bound = tl.max(tl.where(rank >= k - 1, columns, NONE))
     passed = (keys >= bound) & (keys != NONE)
     n = tl.sum(passed.to(tl.int32))
@@ -93,7 +94,7 @@ def _pick_groups(
 
 @triton.jit
 def _tile_keys(logits_ptr, allowed_ptr, vocab, groups_ptr, first, picked, floor, MASKED: tl.constexpr):
-    """Keys of 16 picked groups from the `first`-th on; NONE for what is not allowed, NaN, −inf or below the floor."""
+    """Keys of 8 picked groups from the `first`-th on; NONE for what is not allowed, NaN, −inf or below the floor."""
     at = first * GROUP + tl.arange(0, TILE)
     group = tl.load(groups_ptr + at // GROUP, mask=at // GROUP < picked, other=0)
     index = group * GROUP + at % GROUP
