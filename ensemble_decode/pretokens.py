@@ -146,6 +146,8 @@ class _Parser:
             u, n, items = u + item_u, n + item_n, items + 1
 
     def _item(self) -> tuple[int, int]:
+        if self._take("$"):
+            return 0, 1  # looks at what follows, as a look-ahead does
         if self._peek() == "(":
             u, n = self._group()
             most = self._quantifier()
@@ -197,7 +199,7 @@ class _Parser:
             return self._bracket()
         if char == "\\":
             return self._escape()[0]
-        if char in "^$*+?{":
+        if char in "^*+?{":
             raise _Unbounded
         self.at += 1
         return set(_ALL) if char == "." else _literal(char)

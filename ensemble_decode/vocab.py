@@ -168,16 +168,18 @@ class AlignedVocab:
                 if model.sample_ids() != arrays[f"samples_{m}"].tolist():
                     return None
                 models.append(model)
-            maps = [[arrays[f"{what}_{m}"] for m in range(len(sources))] for what in ("to_cid", "exact_id", "piece_id")]
+            to_cid, exact_id, piece_id = (
+                [arrays[f"{what}_{m}"] for m in range(len(sources))] for what in ("to_cid", "exact_id", "piece_id")
+            )
             ends = arrays["prefix_end"]
         except (KeyError, ValueError, IndexError):
             return None
         size = len(candidates) + 1
-        if ends.shape != (size,) or any(array.shape != (size,) for array in (*maps[1], *maps[2])):
+        if ends.shape != (size,) or any(array.shape != (size,) for array in (*exact_id, *piece_id)):
             return None
-        if any(array.shape != (model.size,) for array, model in zip(maps[0], models, strict=True)):
+        if any(array.shape != (model.size,) for array, model in zip(to_cid, models, strict=True)):
             return None
-        return cls(models, candidates, *maps, ends)
+        return cls(models, candidates, to_cid, exact_id, piece_id, ends)
 
     def tensors(self, device: str | torch.device = "cpu") -> VocabTensors:
         """The maps as int32 tensors on ``device``, made once for each device."""
