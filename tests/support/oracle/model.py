@@ -80,16 +80,14 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - (top + np.log(np.exp(logits - top).sum()))
 
 
-def best_id(logits: np.ndarray) -> int:
-    """The argmax over ids; ties to the smaller id."""
-    return int(np.argmax(logits))
-
-
 def top_ids(logits: np.ndarray, k: int) -> list[int]:
     """The k best allowed ids, value descending, id ascending."""
-    allowed = np.flatnonzero(np.isfinite(logits))
-    order = np.lexsort((allowed, -logits[allowed]))
-    return [int(i) for i in allowed[order[:k]]]
+    k = min(k, int(np.isfinite(logits).sum()))
+    if k == 0:
+        return []
+    kth = np.partition(logits, len(logits) - k)[len(logits) - k]
+    first = np.flatnonzero(logits >= kth)  # k of them, or more where the k-th value is tied
+    return [int(i) for i in first[np.lexsort((first, -logits[first]))][:k]]
 
 
 def candidate_of(vocab: Vocab, index: int):

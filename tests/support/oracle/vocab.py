@@ -143,12 +143,11 @@ class Vocab:
         return ids
 
     def prompt_ids(self, prompt) -> list[int]:
-        """A prompt's ids: text by the tokenizer, messages by its chat template; one BOS where the model wants one."""
-        if isinstance(prompt, str):
-            ids = self.tokenizer(prompt, add_special_tokens=False).input_ids
-        else:
+        """A prompt's ids: text by the tokenizer, with one BOS where the model wants one; messages by its chat template."""
+        if not isinstance(prompt, str):
             text = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
-            ids = self.tokenizer(text, add_special_tokens=False).input_ids
+            return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        ids = list(self.tokenizer(prompt, add_special_tokens=False).input_ids)
         if self.wants_bos and (not ids or ids[0] != self.bos_id):
             ids = [self.bos_id, *ids]
         return ids
