@@ -273,6 +273,8 @@ _BUILDERS = {
     "added": _added,
 }
 NAMES = tuple(_BUILDERS)
+# One token per byte and no merges: every tokenization is the only one, so models that share it share it exactly.
+_BUILDERS["bytes"] = lambda: _wrap(_byte_level(["<|endoftext|>"], merges=0), None, eos_token="<|endoftext|>")
 
 # Ids beside the tokenizer's own EOS that end a text, as a generation config lists them.
 EXTRA_EOS = {"llama3": ("<|end_of_text|>",), "qwen2": ("<|endoftext|>",), "gemma": ("<end_of_turn>",)}

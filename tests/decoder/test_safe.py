@@ -1,0 +1,263 @@
+"""SAFE: what it promises about tokens, samples, work and caches."""
+
+import pytest
+import torch
+from support.ensembles import MIXED, byte_ensemble, same, tiny
+
+import ensemble_decode as ed
+from ensemble_decode.methods.lengths import LONGEST, AutoLength
+
+NONE = ed.Sharpen("none")
+EVERYWHERE = ed.GaC(threshold=1)
+
+
+@pytest.mark.parametrize("weights", [None, (0.8, 0.1, 0.1), (0.1, 0.6, 0.3), (0.0, 1.0, 0.0)])
+@pytest.mark.parametrize("draft_length", [1, 3, 8, "auto"])
+def test_theorem_1(draft_length, weights):
+    """One tokenizer, whole vocabularies, no sharpening: SAFE equals ensembling at every token (paper, theorem 1)."""
+    ensemble = byte_ensemble(3, spread=1.0, weights=weights)
+    every = ensemble.generate(MIXED, method=EVERYWHERE, max_new_tokens=24)
+    safe = ensemble.generate(
+        MIXED, method=ed.SAFE(base=EVERYWHERE, draft_length=draft_length, sharpen=NONE), max_new_tokens=24
+    )
+    for one, other in zip(every, safe, strict=True):
+        assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
+    assert sum(len(row.ensembled_at) for row in safe) < sum(len(row.ensembled_at) for row in every)
+
+
+def test_twins_accept_every_draft_and_forward_every_token_once():
+    """Verifiers that agree: no ensembling; each model forwards the prompt and then every token it reads, once."""
+    ensemble = byte_ensemble(3, twins=True)
+    (row,) = ensemble.generate("abcd", method=ed.SAFE(draft_length=5, sharpen=NONE), max_new_tokens=20)
+    alone = ensemble.generate("abcd", method=ed.Single(), max_new_tokens=20)[0]
+    assert row.token_ids == alone.token_ids
+    assert len(row.token_ids) == 20
+    assert (row.stats.rounds, row.stats.drafted, row.stats.accepted, row.stats.ensembled) == (4, 20, 20, 0)
+    assert row.stats.unsafe == 0
+    # The last token is never read by anybody; a verifier needs no token after the last one it judged.
+    assert row.stats.forwarded == [4 + 19] * 3
+    assert row.stats.agreed == [20] * 3
+
+
+def test_a_rejection_reuses_the_logits_that_are_there():
+    """No forward of its own for the union step: per round one pass per verifier and one step per draft token."""
+    ensemble = byte_ensemble(2, spread=0.5)
+    before = [runner.stats.forwards for runner in ensemble.runners]
+    (row,) = ensemble.generate("abcd", method=ed.SAFE(draft_length=4, sharpen=NONE), max_new_tokens=16)
+    drafts, passes = (runner.stats.forwards - b for runner, b in zip(ensemble.runners, before, strict=True))
+    assert row.stats.ensembled > 0
+    assert passes <= row.stats.rounds
+    assert drafts == row.stats.drafted
+
+
+def test_caches_are_rolled_back_not_recomputed():
+    """Forwarded tokens: those that stayed, those of dropped drafts, and nothing twice beyond each round's first reread."""
+    trio = tiny("gpt2", "llama2", "gemma")
+    for row in trio.generate(MIXED, method=ed.SAFE(draft_length=5), max_new_tokens=24):
+        prompts = len(trio._prompt_ids(0, MIXED[0], "template", "error"))
+        assert row.stats.forwarded[0] <= 120 + prompts + row.stats.drafted + row.stats.rounds
+
+
+@pytest.mark.parametrize("test", [ed.MaxProb(0.6), ed.KL(0.1), ed.JS(0.05)], ids=str)
+def test_gates_as_the_test_of_disagreement(test):
+    """The gate rejects exactly the safe positions where it is open: thresholds that never open leave the primary alone."""
+    ensemble = byte_ensemble(2, spread=0.7)
+    never = type(test)(0.0) if isinstance(test, ed.MaxProb) else type(test)(1e6)
+    alone = ensemble.generate(MIXED, method=ed.Single(), max_new_tokens=16)
+    closed = ensemble.generate(MIXED, method=ed.SAFE(test=never), max_new_tokens=16)
+    for one, other in zip(alone, closed, strict=True):
+        assert (one.token_ids, other.ensembled_at) == (other.token_ids, [])
+    base = ed.UniTE(gate=test)
+    gated = ensemble.generate(MIXED, method=base, max_new_tokens=16)
+    tested = ensemble.generate(MIXED, method=ed.SAFE(base=ed.UniTE(), test=test, sharpen=NONE), max_new_tokens=16)
+    for one, other in zip(gated, tested, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.ensembled_at == other.ensembled_at
+    assert any(row.ensembled_at for row in tested)
+
+
+def test_end_inside_a_draft():
+    """A draft stops after END; END stands or falls like any token."""
+    trio = tiny("gpt2", "llama2", "gemma")
+    ended = 0
+    for i in range(12):
+        prompt = f"{i} is a number. The end"
+        (row,) = trio.generate(prompt, method=ed.SAFE(draft_length=8), max_new_tokens=40)
+        assert row.stats.accepted + row.stats.ensembled == len(row.token_ids)
+        if row.finish_reason == "end":
+            ended += 1
+            assert row.token_ids[-1] in trio.vocab.models[0].eos_ids
+            assert not set(row.token_ids[:-1]) & set(trio.vocab.models[0].eos_ids)
+    assert ended, "no text ended: the tiny models must write END now and then"
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 7])
+def test_max_new_tokens_inside_a_draft(limit):
+    trio = tiny("gpt2", "llama2", "gemma")
+    long = trio.generate(MIXED, method=ed.SAFE(draft_length=3), max_new_tokens=limit + 9)
+    for row, full in zip(
+        trio.generate(MIXED, method=ed.SAFE(draft_length=3), max_new_tokens=limit), long, strict=True
+    ):
+        assert len(row.token_ids) <= limit
+        if row.finish_reason == "length":
+            assert len(row.token_ids) == limit
+        assert full.token_ids[: min(limit, 1)] == row.token_ids[: min(limit, 1)]
+
+
+def test_stop_inside_a_draft():
+    trio = tiny("gpt2", "llama2", "gemma")
+    method = ed.SAFE(draft_length=8)
+    (free,) = trio.generate("The quick brown fox", method=method, max_new_tokens=24)
+    assert len(free.data) > 8
+    for at in range(2, len(free.data) - 2):
+        stop = free.data[at : at + 2]
+        (row,) = trio.generate("The quick brown fox", method=method, max_new_tokens=24, stop=stop)
+        assert row.finish_reason == "stop"
+        assert row.data == free.data[: free.data.find(stop)]
+
+
+def test_streams_never_show_what_may_be_taken_back():
+    """Every delta is a prefix of the final text when it appears: nothing of a draft is shown before it stands."""
+    trio = tiny("gpt2", "llama2", "gemma")
+    (row,) = trio.generate("def f(x):\n", method=ed.SAFE(draft_length=8), max_new_tokens=24)
+    shown, ids = "", []
+    for delta in trio.stream("def f(x):\n", method=ed.SAFE(draft_length=8), max_new_tokens=24):
+        shown, ids = shown + delta.text, ids + delta.token_ids
+        assert row.text.startswith(shown)
+        assert row.token_ids[: len(ids)] == ids
+    assert (shown, ids) == (row.text, row.token_ids)
+    assert 0 < row.stats.accepted < row.stats.drafted
+
+
+def test_auto_lengths_follow_the_row():
+    length = AutoLength()
+    start = length.length
+    length.record(start, rejected=False)
+    assert length.length == start + 2
+    for _ in range(20):
+        length.record(length.length, rejected=False)
+    assert length.length == LONGEST
+    length.record(2, rejected=True)
+    assert length.length == 3
+    length.record(1, rejected=False)
+    assert length.length == 3
+    assert length.goes_on(0.9)
+    assert not length.goes_on(0.1)
+
+
+def test_auto_throws_away_less_work():
+    ensemble = byte_ensemble(2, spread=0.7)
+    fixed = ensemble.generate(MIXED, method=ed.SAFE(draft_length=8, sharpen=NONE), max_new_tokens=32)
+    auto = ensemble.generate(MIXED, method=ed.SAFE(draft_length="auto", sharpen=NONE), max_new_tokens=32)
+
+    def wasted(rows):
+        return sum(row.stats.drafted - row.stats.accepted for row in rows)
+
+    assert wasted(auto) < 0.7 * wasted(fixed)
+
+
+# -- sampling ----------------------------------------------------------------------------------------------------------
+
+
+def chi_square_p(counts: torch.Tensor, expected: torch.Tensor) -> float:
+    """P-value of a chi-square test; bins that expect fewer than 5 are put together."""
+    small = expected < 5
+    counts = torch.cat([counts[~small], counts[small].sum().reshape(1)]).double()
+    expected = torch.cat([expected[~small], expected[small].sum().reshape(1)]).double()
+    assert expected[-1] > 0 or counts[-1] == 0, "a sample of probability 0"
+    keep = expected > 0
+    statistic = ((counts - expected)[keep] ** 2 / expected[keep]).sum()
+    return float(torch.special.gammaincc((keep.sum().double() - 1) / 2, statistic / 2))
+
+
+def next_distribution(ensemble, method, text: str) -> dict[bytes, float]:
+    """E of the next token, from the trace of a greedy step (fuse_full's trace holds its most probable candidates)."""
+    (row,) = ensemble.generate(text, method=method, max_new_tokens=1, trace=True)
+    step = row.trace[0]
+    return {c: p for c, p in zip(step.candidates, step.probs, strict=True) if p > 0}
+
+
+SAMPLES = 1200
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        ed.UniTE(top_k=8),
+        ed.SAFE(base=ed.UniTE(top_k=8), draft_length=2, sharpen=NONE),
+        ed.SAFE(base=ed.UniTE(top_k=8), draft_length=2, sharpen=ed.Sharpen("temperature", threshold=1.0)),
+    ],
+    ids=["unite", "safe", "safe, sharpened"],
+)
+def test_samples_follow_e(method):
+    """Over many seeds the first token follows E, and given the likeliest first one the second follows E there."""
+    ensemble = byte_ensemble(2, spread=0.6)
+    base = method.base if isinstance(method, ed.SAFE) else method
+    rows = ensemble.generate(
+        ["abcd"] * SAMPLES,
+        method=method,
+        max_new_tokens=2,
+        sampling=ed.Sampling(temperature=1.0, seed=17),
+        batch_size=400,
+    )
+    sharpen = 2.0 if isinstance(method, ed.SAFE) and method.sharpen.kind == "temperature" else 1.0
+
+    def check(text: str, drawn: list[bytes]) -> None:
+        e = next_distribution(ensemble, base, text)
+        total = sum(p**sharpen for p in e.values())
+        assert set(drawn) <= set(e)
+        keys = sorted(e)
+        counts = torch.tensor([drawn.count(k) for k in keys])
+        expected = torch.tensor([e[k] ** sharpen / total for k in keys]) * len(drawn)
+        assert chi_square_p(counts, expected) > 1e-3
+
+    first = [row.data[:1] for row in rows]
+    check("abcd", first)
+    letters = [c for c in set(first) if c and c.isascii() and c.decode().isprintable()]
+    common = max(letters, key=first.count)
+    second = [row.data[1:2] for row in rows if row.data[:1] == common]
+    assert len(second) > 60
+    check("abcd" + common.decode(), second)
+
+
+def test_samples_of_whole_vocabularies_follow_e():
+    """SAFE over GaC(1): the paper's statement, with the mean of whole softmaxes computed here."""
+    ensemble = byte_ensemble(2, spread=0.6, weights=(0.7, 0.3))
+    method = ed.SAFE(base=EVERYWHERE, draft_length=2, sharpen=NONE)
+    rows = ensemble.generate(
+        ["abcd"] * SAMPLES,
+        method=method,
+        max_new_tokens=1,
+        sampling=ed.Sampling(temperature=1.0, seed=3),
+        batch_size=400,
+    )
+    ids = torch.tensor([ensemble._prompt_ids(0, "abcd", "template", "error")])
+    with torch.no_grad():
+        p = [runner.model(ids).logits[0, -1].double().softmax(-1) for runner in ensemble.runners]
+    expected = (0.7 * p[0] + 0.3 * p[1]) * SAMPLES
+    counts = torch.bincount(torch.tensor([row.token_ids[0] for row in rows]), minlength=len(expected))
+    assert chi_square_p(counts, expected) > 1e-3
+    far = torch.bincount(torch.tensor([row.token_ids[0] for row in rows]), minlength=len(expected)).double()
+    assert chi_square_p(far, p[0] * SAMPLES) < 1e-3, "E and P_0 are too alike for this test to tell them apart"
+
+
+def test_case_28_equal_models_have_an_empty_residual():
+    """E equals P_0: every draft token stands, nothing divides by zero, and the text is the primary's own sample."""
+    ensemble = byte_ensemble(2, spread=0.6, twins=True)
+    sampling = ed.Sampling(temperature=1.0, seed=1)
+    method = ed.SAFE(base=EVERYWHERE, draft_length=3, sharpen=NONE)
+    rows = ensemble.generate(["abcd"] * 20, method=method, max_new_tokens=8, sampling=sampling)
+    alone = ensemble.generate(["abcd"] * 20, method=ed.Single(), max_new_tokens=8, sampling=sampling)
+    agree = sum(one.token_ids == other.token_ids for one, other in zip(rows, alone, strict=True))
+    assert agree >= 19  # rounding may leave E a hair under P_0
+    assert all(row.error is None for row in rows)
+
+
+def test_case_28_temperature_near_zero_is_greedy():
+    ensemble = byte_ensemble(2, spread=0.6)
+    for method in (ed.SAFE(sharpen=NONE), ed.UniTE(), ed.GaC(), ed.Single()):
+        cold = ensemble.generate(MIXED, method=method, max_new_tokens=10, sampling=ed.Sampling(1e-4, seed=2))
+        zero = ensemble.generate(MIXED, method=method, max_new_tokens=10)
+        if isinstance(method, ed.SAFE):
+            continue  # the sampled variant does not use unanimity, so only the methods without drafts must agree
+        assert all(same(one, other) for one, other in zip(cold, zero, strict=True)), method

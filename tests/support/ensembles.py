@@ -1,0 +1,38 @@
+"""Tiny ensembles, one model per tokenizer family, kept for the whole test session."""
+
+from functools import cache
+
+import ensemble_decode as ed
+from support import tiny_models, tokenizers
+
+
+@cache
+def tiny(*names: str, context: tuple[int, ...] = ()) -> ed.Ensemble:
+    """One tiny model per tokenizer name, in order; ``context`` shortens the models' contexts."""
+    limits = context or (512,) * len(names)
+    made = []
+    for i, (name, limit) in enumerate(zip(names, limits, strict=True)):
+        family = tiny_models.USUAL[name]
+        size = {"n_positions": limit} if family == "gpt2" else {"max_position_embeddings": limit}
+        made.append(tiny_models.tiny_model(family, name, seed=i, **size))
+    return ed.Ensemble.from_models(made, [tokenizers.build(name) for name in names], names=list(names))
+
+
+def same(one: ed.Completion, other: ed.Completion) -> bool:
+    """Equal results, whatever the batch."""
+    fields = ("data", "token_ids", "finish_reason", "error", "ensembled_at")
+    return all(getattr(one, field) == getattr(other, field) for field in fields)
+
+
+MIXED = ["The quick brown fox", "def f(x):\n", "Größe", "你好", "  \n\n", "a", "the cat " * 20, "12 + 7 ="]
+
+
+@cache
+def byte_ensemble(count: int, spread: float = 1.0, weights: tuple[float, ...] | None = None, twins: bool = False):
+    """``count`` tiny models over single bytes; ``twins``: all of them the same model."""
+    families = ["llama", "qwen2", "gemma2", "mistral"]
+    made = []
+    for i in range(count):
+        family, seed = ("llama", 0) if twins else (families[i % 4], i)
+        made.append(tiny_models.tiny_model(family, "bytes", seed=seed, spread=spread))
+    return ed.Ensemble.from_models(made, [tokenizers.build("bytes")] * count, weights=weights)
