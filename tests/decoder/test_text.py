@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import texts
 from support import tokenizers as tiny
+from support.increments import check_edits, common
 
 from ensemble_decode.errors import InputError
 from ensemble_decode.text import Detokenizer, IncrementalTokens, StopMatcher
@@ -23,24 +24,6 @@ def vocab_of(name: str) -> ModelVocab:
         else:
             _BUILT[name] = ModelVocab.build(tiny.build(name), eos_ids=tiny.eos_ids(name), name=name)
     return _BUILT[name]
-
-
-def common(one, other):
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def check_edits(vocab, start, edits):
-    """After every edit the ids, the reported common prefix and a look ahead equal those of encoding everything."""
-    kept = IncrementalTokens(vocab)
-    text = b""
-    for edit in [start, *edits]:
-        before = list(kept.ids)
-        text = text[: max(len(text) - edit, 0)] if isinstance(edit, int) else text + edit
-        whole = vocab.encode(text)
-        assert kept.peek(text) == whole
-        assert kept.ids == before
-        assert kept.update(text) == common(before, whole)
-        assert kept.ids == whole
 
 
 @pytest.mark.parametrize("name", [*tiny.NAMES, "cl100k"])
