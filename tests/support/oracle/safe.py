@@ -96,11 +96,11 @@ def verify(text: Text, draft: list, weights: list[float], fuse, result: Result, 
         for view, weight, row in zip(views, weights[1:], logits[1:], strict=True):
             next_token = view.token_at(offsets[j])
             votes.append(weight * probability(view.model.vocab, row, next_token))
-            first, second = top_ids(row, 2)
+            first, *second = top_ids(row, 2)
             is_end = first in view.model.vocab.eos_ids
             agrees = is_end if next_token is END else first == next_token
             unanimous = unanimous and agrees
-            margins.append(float(row[first] - row[second]))
+            margins.append(float(row[first] - row[second[0]]) if second else math.inf)
         half = sum(votes)
         # Both tests must flip for the verdict to flip where neither holds; either one may where one holds.
         distance = abs(half - 0.5)
