@@ -11,11 +11,11 @@ implements = frozenset(
 )
 
 if unavailable_reason() != "triton is not installed":
-    from .fuse_candidates import fuse_candidates
-    from .fuse_step import fuse_step
-    from .gather_candidates import gather_candidates
-    from .topk_stats import topk_stats
-    from .union_topk import union_topk
-    from .verify_draft import verify_draft
+    from .fuse_candidates import fuse_candidates as fuse_candidates
+    from .fuse_step import fuse_step as fuse_step
+    from .gather_candidates import gather_candidates as gather_candidates
+    from .topk_stats import topk_stats as topk_stats
+    from .union_topk import union_topk as union_topk
+    from .verify_draft import verify_draft as verify_draft
 
-__all__ = [*sorted(implements), "implements", "limit_reason", "unavailable_reason"]
+__all__ = ["implements", "limit_reason", "unavailable_reason"]

@@ -109,7 +109,7 @@ def fuse_step_kernel(
             vocab[m],
             maxima_ptr + cell * chunks * (SPAN // CHUNKS),
             k,
-            keys_ptr + cell * 2 * ROOM,
+            keys_ptr + cell * (ROOM + COLUMNS),
             ids_ptr,
             True,
             SPAN,

@@ -28,8 +28,8 @@ MIN_VERSION = (3, 4)
 
 STREAM_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
 """Stage 1: multiply-adds are fused on purpose (exp2 with one FMA); the option's default differs between releases."""
-FINISH_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
-"""Stage 2: no fusion, so that its sums round as the reference's do."""
+FINISH_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False, "maxnreg": 224}
+"""Stage 2: no fusion, so that its sums round as the reference's do; registers allowed, since ptxas would rather spill."""
 
 
 def interpreted() -> bool:
@@ -115,20 +115,21 @@ def finish_sizes(chunks: int, k: int) -> dict[str, int]:
     (random and heavy-tailed rows leave little more than k); COLUMNS: sets of groups that give the threshold.
     """
     padded, columns = next_power_of_two(chunks), max(16, next_power_of_two(k))
+    span, room = padded * GROUPS, max(256, 4 * columns)
     return {
         "CHUNKS": padded,
-        "SPAN": padded * GROUPS,
+        "SPAN": span,
         "K": columns,
-        "ROOM": max(256, 4 * columns),
-        "COLUMNS": min(padded * GROUPS, max(128, 2 * columns)),
+        "ROOM": room,
+        "COLUMNS": min(span, max(128, 2 * columns, columns * span // room)),
     }
 
 
 def selection_scratch(stream: Stream, k: int) -> tuple[Tensor, Tensor]:
-    """Scratch of `select.pick`: int64 [B, M, 2 · ROOM] for order keys and int32 [B, M, 2 · K] for groups and ids."""
+    """Scratch of `select.pick`: int64 [B, M, ROOM + COLUMNS] for order keys and int32 [B, M, 2 · K] for groups and ids."""
     shape, device, sizes = (stream.batch, stream.models), stream.partials.device, finish_sizes(stream.chunks, k)
     return (
-        torch.empty((*shape, 2 * sizes["ROOM"]), dtype=torch.int64, device=device),
+        torch.empty((*shape, sizes["ROOM"] + sizes["COLUMNS"]), dtype=torch.int64, device=device),
         torch.empty((*shape, 2 * sizes["K"]), dtype=torch.int32, device=device),
     )
 

@@ -3,7 +3,7 @@
 The k best groups by (maximum descending, group ascending) hold the k best elements: an element outside them has k
 elements before it in the order, one in each. So only those groups are read again, and of them only elements not below
 the k-th group's maximum are ordered. Ordering is by counting how many keys come before each, on the few that pass a
-threshold; where more pass than there is room for (rows full of ties), the maxima are extracted one after another.
+threshold; where more elements pass than there is room for (rows full of ties), they are extracted one after another.
 
 Keys are int64: the ordered bits of the float32 value above, the complement of the index below, so that one comparison
 is the order (value descending, index ascending).
@@ -78,17 +78,10 @@ def _pick_groups(
     rank = count_before(columns, columns_ptr, COLUMNS, COLUMNS)
     bound = tl.max(tl.where(rank >= k - 1, columns, NONE))
     passed = (keys >= bound) & (keys != NONE)
+    # Keys differ, so k sets reach the bound, of SPAN / COLUMNS groups each: COLUMNS is chosen so that ROOM holds them.
     n = tl.sum(passed.to(tl.int32))
-    if n <= ROOM:
-        tl.store(keys_ptr + tl.cumsum(passed.to(tl.int32), axis=0) - 1, keys, mask=passed)
-        kth = _store_ranked(keys_ptr, n, k, out_ptr, ROOM)
-    else:
-        kth = tl.max(keys)
-        tl.store(out_ptr, key_index(kth))
-        for i in range(1, k):
-            kth = tl.max(tl.where(keys < kth, keys, NONE))
-            tl.store(out_ptr + i, key_index(kth))
-        tl.debug_barrier()
+    tl.store(keys_ptr + tl.cumsum(passed.to(tl.int32), axis=0) - 1, keys, mask=passed)
+    kth = _store_ranked(keys_ptr, n, k, out_ptr, ROOM)
     return tl.minimum(n, k), kth
 
 
@@ -124,7 +117,7 @@ def pick(
 ):
     """Write the ids of the k best elements of a row at ``ints_ptr + K``; return how many there are.
 
-    ``keys_ptr`` has room for 2 · ROOM keys, ``ints_ptr`` for 2 · K; SPAN is the number of maxima read at once.
+    ``keys_ptr`` has room for ROOM + COLUMNS keys, ``ints_ptr`` for 2 · K; SPAN is the number of maxima read at once.
     """
     picked, kth = _pick_groups(maxima_ptr, (vocab + GROUP - 1) // GROUP, k, keys_ptr, ints_ptr, SPAN, ROOM, COLUMNS)
     floor = kth & ~0xFFFFFFFF

@@ -50,7 +50,7 @@ def topk_stats_kernel(
         vocab,
         maxima_ptr + row * chunks * (SPAN // CHUNKS),
         k,
-        keys_ptr + row * 2 * ROOM,
+        keys_ptr + row * (ROOM + COLUMNS),
         ints_ptr,
         MASKED,
         SPAN,

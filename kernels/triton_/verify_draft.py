@@ -56,7 +56,7 @@ def verify_draft_kernel(
         vocab,
         maxima_ptr + row * chunks * (SPAN // CHUNKS),
         1,
-        keys_ptr + row * 2 * ROOM,
+        keys_ptr + row * (ROOM + COLUMNS),
         ints_ptr,
         MASKED,
         SPAN,
