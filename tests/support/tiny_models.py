@@ -71,13 +71,15 @@ def tiny_model(
     padding: int = 0,
     end: float = 1.0,
     spread: float = 1.0,
+    noise: float = 1.0,
     **config,
 ) -> tf.PreTrainedModel:
     """A new tiny model in evaluation mode, float32, on the CPU; the same arguments give the same weights.
 
     `tokenizer`: a name from `support.tokenizers`, or a vocabulary size (then the head is random and there is no EOS).
     `padding`: rows of the head past the tokenizer's ids. `end`: how readily it ends a text (added to the EOS logits).
-    `spread`: factor on all logits. `config`: overrides of the configuration (`max_position_embeddings=32`).
+    `spread`: factor on all logits. `noise`: how much models differ beyond their tokenizers; at 0.2 most drafts of one
+    stand before the others. `config`: overrides of the configuration (`max_position_embeddings=32`).
     """
     config_class, model_class, settings = _FAMILIES[family]
     torch_state = torch.random.get_rng_state()
@@ -100,7 +102,10 @@ def tiny_model(
         head = model.get_output_embeddings().weight
         if named:
             vocab = Vocab(tokenizers.build(tokenizer), size=base + padding, eos_ids=eos)
-            _speak(embedding, head, vocab, end, 2.2 * spread)
+            for name, parameter in model.named_parameters():
+                if name.endswith(("o_proj.weight", "down_proj.weight", "c_proj.weight")):
+                    parameter.mul_(noise)  # what a layer adds
+            _speak(embedding, head, vocab, end, 2.2 * spread, noise)
             if family.startswith("gemma"):
                 embedding.div_(embedding.shape[1] ** 0.5)  # the model multiplies it again
         else:
@@ -112,14 +117,14 @@ def tiny_model(
     return model
 
 
-def _speak(embedding: torch.Tensor, head: torch.Tensor, vocab: Vocab, end: float, spread: float) -> None:
+def _speak(embedding: torch.Tensor, head: torch.Tensor, vocab: Vocab, end: float, spread: float, noise: float) -> None:
     width = embedding.shape[1]
     # The same directions for every model, whatever its seed.
     generator = torch.Generator().manual_seed(1234)
     direction = torch.nn.functional.normalize(torch.randn(256, width, generator=generator), dim=1)
     own = torch.randn(embedding.shape)
     last = torch.tensor([data[-1] if data else 0 for data in vocab.token_bytes])
-    embedding.copy_(0.8 * direction[last] * width**0.5 + 0.3 * own)
+    embedding.copy_(0.8 * direction[last] * width**0.5 + 0.3 * noise * own)
 
     follows = torch.zeros(vocab.size, 256)
     for paragraph in tokenizers.CORPUS.encode().split(b"\n\n"):
@@ -128,8 +133,8 @@ def _speak(embedding: torch.Tensor, head: torch.Tensor, vocab: Vocab, end: float
             follows[after, vocab.token_bytes[before][-1]] += 1
     logits = torch.log1p(8 * follows)
     logits[vocab.eos_ids[0], [ord(c) for c in ".?!}>"]] += end
-    noise = torch.randn(head.shape) * 0.9 / width**0.5
-    head.copy_(spread * (logits @ direction / width**0.5 * 1.2 + noise))
+    own = torch.randn(head.shape) * 0.9 * noise / width**0.5
+    head.copy_(spread * (logits @ direction / width**0.5 * 1.2 + own))
     forbidden = sorted(set(range(vocab.size)) - set(vocab.allowed))
     head[forbidden] = torch.randn(len(forbidden), width) * spread
 
