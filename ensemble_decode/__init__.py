@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from .ensemble import Ensemble
     from .errors import CacheError, ContextError, EnsembleError, InputError, ModelError, NumericalError, TokenizerError
     from .fusion import fuse_step
-    from .methods import JS, KL, SAFE, GaC, MaxProb, Sharpen, Single, UniTE
+    from .methods import JS, KL, SAFE, GaC, MaxProb, Sharpen, Single, SpecFuse, UniTE
     from .sampling import Sampling
-    from .types import Completion, Delta, Stats, TraceStep
+    from .types import Completion, Delta, SegmentRound, Stats, TraceStep
     from .vocab import AlignedVocab, ModelVocab
 
 _HOME = {
@@ -27,9 +27,9 @@ _HOME = {
         "errors",
     ),
     "fuse_step": "fusion",
-    **dict.fromkeys(("JS", "KL", "SAFE", "GaC", "MaxProb", "Sharpen", "Single", "UniTE"), "methods"),
+    **dict.fromkeys(("JS", "KL", "SAFE", "GaC", "MaxProb", "Sharpen", "Single", "SpecFuse", "UniTE"), "methods"),
     "Sampling": "sampling",
-    **dict.fromkeys(("Completion", "Delta", "Stats", "TraceStep"), "types"),
+    **dict.fromkeys(("Completion", "Delta", "SegmentRound", "Stats", "TraceStep"), "types"),
     **dict.fromkeys(("AlignedVocab", "ModelVocab"), "vocab"),
 }
 
@@ -51,8 +51,10 @@ __all__ = [
     "ModelVocab",
     "NumericalError",
     "Sampling",
+    "SegmentRound",
     "Sharpen",
     "Single",
+    "SpecFuse",
     "Stats",
     "TokenizerError",
     "TraceStep",

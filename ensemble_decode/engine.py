@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from . import kernels
+from .branches import Tree
 from .errors import EnsembleError
 from .rows import Row
 from .runner import Logits, Runner
@@ -149,6 +150,29 @@ class Engine:
             out = replace(out, values=out.values.to(self.device))
         self.clock.forward[m] += time.perf_counter() - began
         return out
+
+    def read_trees(self, m: int, rows: Sequence[Row], trees: Sequence[Tree]) -> Logits:
+        """Model m's logits behind the wanted nodes of each row's tree (see ``Runner.read_trees``), on the primary's device."""
+        began = time.perf_counter()
+        out = self.runners[m].read_trees([row.slots[m] for row in rows], trees)
+        for row, tree in zip(rows, trees, strict=True):
+            row.stats.forwarded[m] += len(tree.ids)
+        if out.values.device != self.device:
+            out = replace(out, values=out.values.to(self.device))
+        self.clock.forward[m] += time.perf_counter() - began
+        return out
+
+    def keep_paths(self, m: int, rows: Sequence[Row], trees: Sequence[Tree], paths: Sequence[Sequence[int]]) -> None:
+        """Make one path of each row's tree, read just before, part of model m's cache of the row."""
+        self.runners[m].keep_paths([row.slots[m] for row in rows], trees, paths)
+        for row, tree, path in zip(rows, trees, paths, strict=True):
+            row.cached[m] = tree.forks[path[0]] + len(path)
+
+    def leave(self, row: Row, m: int) -> None:
+        """Model m takes no further part in a row; its slot is free for another."""
+        slot, row.slots[m] = row.slots[m], None
+        self.runners[m].release(slot)
+        row.drop_model(m)
 
     # -- fusion ----------------------------------------------------------------------------------------------------
 

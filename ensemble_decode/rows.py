@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from .errors import ContextError
 from .text import Detokenizer, IncrementalTokens, StopMatcher
@@ -62,6 +63,7 @@ class Row:
         self._detokenizer = Detokenizer()
         self._shown_bytes = 0
         self._shown_ids = 0
+        self._ensembled_until = 0  # bytes that a choice among several models' segments has added
         self.stats.agreed = [0] * models
         self.stats.forwarded = [0] * models
         self.stats.forward_seconds = [0.0] * models
@@ -115,10 +117,56 @@ class Row:
         """No context can fill while ``new_bytes`` are added, however they are tokenized."""
         return all(self.total(m) + 4 * new_bytes + 64 < self.context_lengths[m] for m in self.models)
 
-    def append_bytes(self, piece: bytes) -> None:
-        """Add bytes where every model's ids, the primary's too, are T_m(data)."""
+    def append_segment(self, piece: bytes, *, ended: bool, ensembled: bool) -> None:
+        """Add bytes where every model's ids, the primary's too, are T_m(data); then END where ``ended``.
+
+        Ends: a stop string, ``max_new_tokens``, END, a context that is full, in this order.
+        """
+        stood = len(self.data)
         self.data += piece
-        self._after_bytes(piece)
+        match = self._stops.push(piece)
+        if match is not None:
+            del self.data[match:]
+        self.retokenize()
+        limit = self.request.max_new_tokens
+        if len(self.ids[self.primary]) > limit:
+            self._cut_to(limit, min(stood, len(self.data)))
+            self.finish_reason = "length"
+        elif match is not None:
+            self.finish_reason = "stop"
+        elif len(self.ids[self.primary]) == limit:
+            self.finish_reason = "length"
+        elif ended:
+            self.end(next(iter(self.vocab.models[self.primary].eos_ids), None))
+        elif self.context_full():
+            self.finish_reason = "length"
+        if ensembled:
+            self._ensembled_until = len(self.data)
+
+    def _cut_to(self, limit: int, floor: int) -> None:
+        """Cut the primary's ids to ``limit`` and the text with them, but keep its first ``floor`` bytes: they may have been shown."""
+        pieces = self.vocab.models[self.primary].token_bytes
+        ids = self.ids[self.primary][:limit]
+        if sum(len(pieces[i]) for i in ids) < floor:
+            ids = self.spell(self.primary, bytes(self.data[:floor]))[:limit]
+        self.ids[self.primary] = ids
+        del self.data[sum(len(pieces[i]) for i in ids) :]
+
+    def _starting_before(self, offset: int) -> list[int]:
+        """Indices of the primary's ids whose bytes start before ``offset``."""
+        lengths = [len(self.vocab.models[self.primary].token_bytes[token]) for token in self.ids[self.primary]]
+        return [i for i, end in enumerate(accumulate(lengths)) if end - lengths[i] < offset]
+
+    def spell(self, m: int, data: bytes) -> list[int]:
+        """``T_m(data)`` of a text near the row's own, for a model that follows the bytes."""
+        return self._tokens[m].peek(data)
+
+    def drop_model(self, m: int) -> None:
+        """Model m takes no further part; the primary's ids are still kept, for they are reported."""
+        self.models = [other for other in self.models if other != m]
+        if m != self.primary:
+            del self._tokens[m]
+            self.ids[m] = []
 
     def end(self, end_id: int | None, *, ensembled: bool = False) -> None:
         """END was chosen: ``end_id`` is the primary's id for it (None where it has none)."""
@@ -157,8 +205,8 @@ class Row:
         return any(self._room_with(draft, m) <= 0 for m in self._tokens)
 
     def overfull_with(self, draft: bytes) -> bool:
-        """True where some other model's context could not hold a draft of that text."""
-        return any(self._room_with(draft, m) < 0 for m in self._tokens)
+        """True where the context of some model that follows the bytes could not hold a draft of that text."""
+        return any(self._room_with(draft, m) < 0 for m in self._tokens if m in self.models)
 
     def _room_with(self, draft: bytes, m: int) -> int:
         """Positions that model m's context has left with a draft of that text; only known to be positive far from its end."""
@@ -195,6 +243,7 @@ class Row:
                 final += 1
         ids = self.ids[self.primary][self._shown_ids : final]
         ensembled = any(self._shown_ids <= i < final for i in self.ensembled_at)
+        ensembled |= bool(fresh) and self._shown_bytes - len(fresh) < self._ensembled_until
         if self.finished and self.end_id is not None:
             ensembled |= bool(self.ensembled_at) and self.ensembled_at[-1] == final
             ids = [*ids, self.end_id]
@@ -204,6 +253,9 @@ class Row:
     def completion(self) -> Completion:
         data = bytes(self.data)
         ids = self.ids[self.primary] + ([self.end_id] if self.end_id is not None else [])
+        if self.retokenize_primary:
+            self.ensembled_at = self._starting_before(self._ensembled_until)
+            self.stats.ensembled = len(self.ensembled_at)
         return Completion(
             text=data.decode("utf-8", "replace"),
             data=data,

@@ -13,7 +13,9 @@ class Stats:
     """Counts and times of one row. Seconds are the row's equal share of every round it took part in, so they add up over a batch.
 
     ``agreed[m]`` counts the tokens that model m's own top choice would have been; ``forwarded[m]`` the tokens that model m
-    ran through its layers for this row, prompt included.
+    ran through its layers for this row, prompt included. Of SpecFuse: ``segments[m]`` counts the rounds that model m's draft won,
+    ``active`` the models that took part in each round, ``forwards_saved`` the forwards that models which had left would have
+    taken; ``first_segment_seconds`` lie between the row's first forward and its first text.
     """
 
     rounds: int = 0
@@ -27,10 +29,39 @@ class Stats:
     forward_seconds: list[float] = field(default_factory=list)
     fusion_seconds: float = 0.0
     host_seconds: float = 0.0
+    segments: list[int] = field(default_factory=list)
+    active: list[int] = field(default_factory=list)
+    forwards_saved: int = 0
+    first_segment_seconds: float = 0.0
+
+
+class SegmentRound(NamedTuple):
+    """One round of SpecFuse; lists per candidate are in the order of the step's ``candidates``.
+
+    ``active``: the models that drafted and judged. ``ended``, ``drafted_by`` per candidate: whether END follows, and whose draft it
+    is (nobody's: a literal). ``scores[i][c]``: the score that model ``active[i]`` gives candidate c. ``winner``: a candidate's number.
+    ``quality``, ``exit_probs`` per active model: Q and p of the exit test, at temperature ``tau``; ``left``: models that leave here.
+    ``weights`` of all models after the round.
+    """
+
+    active: list[int]
+    ended: list[bool]
+    drafted_by: list[list[int]]
+    scores: list[list[float]]
+    winner: int
+    quality: list[float]
+    exit_probs: list[float]
+    tau: float
+    left: list[int]
+    weights: list[float]
 
 
 class TraceStep(NamedTuple):
-    """One choice: the candidates (``b""`` stands for END), their probabilities, what was chosen and what each model wanted."""
+    """One choice: the candidates (``b""`` stands for END), their probabilities, what was chosen and what each model wanted.
+
+    In a round of SpecFuse the candidates are segments, ``probs`` their scores, ``model_top`` the draft of each active model, and
+    ``segment`` has the rest.
+    """
 
     candidates: list[bytes]
     probs: list[float]
@@ -43,6 +74,7 @@ class TraceStep(NamedTuple):
     kl: list[float]
     js: float
     model_top: list[bytes]
+    segment: SegmentRound | None = None
 
 
 @dataclass
