@@ -116,7 +116,8 @@ class Body:
     @property
     def id_limit(self) -> int:
         """Ids that the embedding knows: 0 to this less 1."""
-        return self.model.get_input_embeddings().weight.shape[0]
+        embedding: Any = self.model.get_input_embeddings()
+        return embedding.weight.shape[0]
 
     def record_shapes(self) -> list[LayerShape]:
         """What every layer keeps per token, as seen in a forward of one token."""

@@ -25,11 +25,11 @@ class CompiledSteps:
     """``torch.compile`` of the forward, one compilation per signature.
 
     Dynamo gives up silently after a few recompilations of one function; here each new shape is meant, so the limit is
-    lifted for the first call of each.
+    lifted for the first call of each. ``fullgraph`` makes anything that would need a value on the host an error.
     """
 
-    def __init__(self, hidden: Hidden):
-        self._hidden = torch.compile(hidden, dynamic=False)
+    def __init__(self, hidden: Hidden, backend: str = "inductor"):
+        self._hidden = torch.compile(hidden, dynamic=False, fullgraph=True, backend=backend)
         self._seen: set[tuple[Any, ...]] = set()
 
     def __call__(self, step: Step) -> torch.Tensor:
@@ -37,12 +37,12 @@ class CompiledSteps:
         if key in self._seen:
             return self._hidden(step)
         config = torch._dynamo.config
-        limits = {
+        limits: dict[str, Any] = {
             limit: 4096
             for limit in ("cache_size_limit", "accumulated_cache_size_limit", "recompile_limit")
             if hasattr(config, limit)
         }
-        with config.patch(**limits):  # type: ignore[attr-defined]
+        with config.patch(limits):  # type: ignore[attr-defined]
             out = self._hidden(step)
         self._seen.add(key)
         return out

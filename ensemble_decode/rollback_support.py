@@ -27,7 +27,9 @@ def context_length(config: Any, name: str = "model") -> int:
         value = getattr(config, attribute, None)
         if isinstance(value, int) and value > 0:
             return value
-    raise ModelError(f"{name}: {type(config).__name__} names no context length (max_position_embeddings or n_positions)")
+    raise ModelError(
+        f"{name}: {type(config).__name__} names no context length (max_position_embeddings or n_positions)"
+    )
 
 
 def check_model(model: Any, name: str = "model") -> None:

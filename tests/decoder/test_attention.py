@@ -60,7 +60,7 @@ def test_flash_that_is_missing_or_broken(monkeypatch):
 def test_unknown_attention_is_refused():
     with pytest.raises(InputError, match="'fast' is not known; use one of auto, sdpa, flash"):
         attention.status("fast")
-    with pytest.raises(ModelError, match="tiny: attention='flash' cannot run: .*model is on cpu"):
+    with pytest.raises(ModelError, match=r"tiny: attention='flash' cannot run: .*model is on cpu"):
         Runner(tiny_model("llama", V), attention="flash", name="tiny")
 
 

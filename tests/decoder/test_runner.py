@@ -139,7 +139,9 @@ def test_order_and_choice_of_rows_do_not_matter():
     for r, values in zip(picked, out.values, strict=True):
         assert_same_logits(values[None], fresh_logits(runner.model, [*rows[r], r])[-1:])
     out = runner.extend([slots[r] for r in (5, 0, 2)], [[1, 2], [3], [4, 5, 6]], "all")
-    wanted = [fresh_logits(runner.model, rows[r] + ids)[-len(ids) :] for r, ids in ((5, [1, 2]), (0, [3]), (2, [4, 5, 6]))]
+    wanted = [
+        fresh_logits(runner.model, rows[r] + ids)[-len(ids) :] for r, ids in ((5, [1, 2]), (0, [3]), (2, [4, 5, 6]))
+    ]
     assert_same_logits(out.values, torch.cat(wanted))
 
 

@@ -30,7 +30,13 @@ def rwkv():
 
 def jamba():
     config = tf.JambaConfig(
-        **SMALL, **PLAIN_HEADS, **MAMBA, use_mamba_kernels=False, attn_layer_period=2, attn_layer_offset=1, num_experts=1
+        **SMALL,
+        **PLAIN_HEADS,
+        **MAMBA,
+        use_mamba_kernels=False,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        num_experts=1,
     )
     return tf.JambaForCausalLM(config)
 
@@ -71,7 +77,12 @@ def t5():
 
 def llama4():
     config = tf.Llama4TextConfig(
-        **SMALL, **HEADS, intermediate_size_mlp=32, num_local_experts=2, attention_chunk_size=8, max_position_embeddings=64
+        **SMALL,
+        **HEADS,
+        intermediate_size_mlp=32,
+        num_local_experts=2,
+        attention_chunk_size=8,
+        max_position_embeddings=64,
     )
     return tf.Llama4ForCausalLM(config)
 
@@ -103,7 +114,7 @@ def test_case_22_models_that_cannot_be_rolled_back_are_refused_by_name(case):
 def test_a_model_that_reads_later_tokens_is_refused():
     model = tiny_model("gemma3", V)
     model.config.use_bidirectional_attention = True
-    with pytest.raises(ModelError, match="tiny .* attends to later tokens"):
+    with pytest.raises(ModelError, match=r"tiny .* attends to later tokens"):
         check_model(model, "tiny")
 
 
@@ -112,7 +123,7 @@ def test_state_beside_keys_and_values_is_found_in_the_structure_whatever_the_con
     model = lfm2()
     model.config.layer_types = ["full_attention", "full_attention"]
     check_model(model, "silent")
-    with pytest.raises(ModelError, match="silent.*its layers keep a convolution state beside keys and values"):
+    with pytest.raises(ModelError, match=r"silent.*its layers keep a convolution state beside keys and values"):
         Runner(model, name="silent")
 
 
@@ -153,14 +164,14 @@ def test_a_head_or_attention_that_does_something_unknown_is_found_at_load(change
         return out
 
     model.forward = forward
-    with pytest.raises(ModelError, match="strange .* its logits differ from its own by"):
+    with pytest.raises(ModelError, match=r"strange .* its logits differ from its own by"):
         Runner(model, name="strange")
 
 
 def test_a_window_other_than_the_configured_one_is_found_at_load():
     model = tiny_model("gemma3", V)
     model.model.layers[0].self_attn.sliding_window = 9  # longer than the texts of the load check
-    with pytest.raises(ModelError, match="'sliding_attention' .window 12. but asks attention for window 9"):
+    with pytest.raises(ModelError, match=r"'sliding_attention' .window 12. but asks attention for window 9"):
         Runner(model, name="odd")
 
 

@@ -25,8 +25,8 @@ def flash_attn_with_kvcache(
     softcap=0.0,
 ):
     batch, queries, heads, dim = q.shape
-    assert k_cache.stride(-1) == 1 and v_cache.stride(-1) == 1 and q.stride(-1) == 1
-    assert cache_seqlens.dtype == torch.int32 and cache_batch_idx.dtype == torch.int32
+    assert k_cache.stride(-1) == v_cache.stride(-1) == q.stride(-1) == 1
+    assert cache_seqlens.dtype == cache_batch_idx.dtype == torch.int32
     assert heads % k_cache.shape[2] == 0
     share = heads // k_cache.shape[2]
     scale = dim**-0.5 if softmax_scale is None else softmax_scale

@@ -39,7 +39,7 @@ class Schedule:
     def step(self, check: Callable[[list[int], list[int], torch.Tensor], None] | None = None) -> None:
         """One round. `check(ids of a row, its new ids, their logits)` for every row that was extended."""
         chance = self.random
-        if len(self.texts) < self.most and chance.random() < 0.5 or not self.texts:
+        if not self.texts or (len(self.texts) < self.most and chance.random() < 0.5):
             self.texts[self.runner.acquire()] = []
         for slot in list(self.texts):
             if self.texts[slot] and chance.random() < 0.3:
