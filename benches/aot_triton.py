@@ -27,13 +27,12 @@ from typing import Any
 import torch
 import triton
 import triton.backends.nvidia as nvidia
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, make_backend
-from triton.runtime.jit import JITFunction, create_function_from_signature
-
 from ensemble_decode.kernels import triton_
 from ensemble_decode.kernels.triton_.launch import CHUNK, STREAM_OPTIONS
 from ensemble_decode.kernels.types import FuseSettings, VocabTensors
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
 
 TARGETS = (80, 90, 100)
 SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}

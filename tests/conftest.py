@@ -7,7 +7,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads that spin while they wait make tiny models a hundred times slower as soon as another process wants the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import torch  # noqa: E402
+import torch
 
 if not torch.cuda.is_available():
     # Before anything imports triton: its decorators read this once. On a CPU its kernels run in its interpreter.

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from ensemble_decode.kernels import reference
+from ensemble_decode.kernels import dispatch, reference
 from support import kernel_cases as cases
 
 from ensemble_decode import kernels
-from ensemble_decode.kernels import dispatch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 REASON = dispatch.unavailable_reason("triton", "topk_stats", DEVICE)
