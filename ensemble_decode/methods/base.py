@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -39,6 +39,19 @@ class BaseMethod(Method, Protocol):
 
     def fuse(self, engine: Engine, rows: Sequence[Row], logits: Sequence[torch.Tensor], sharpen: Sharpen) -> FuseStep:
         """One union step over ``logits`` (one [B, V_m] per model)."""
+
+    def distribution(
+        self, engine: Engine, rows: Sequence[Row], logits: Sequence[torch.Tensor], sharpen: Sharpen
+    ) -> Distribution:
+        """What ``fuse`` chooses from, whole."""
+
+
+class Distribution(NamedTuple):
+    """``cids`` i64 [B, U] (−1 padded) with their probabilities f32 [B, U]; ``ensembled`` bool [B]: the gate was open."""
+
+    cids: torch.Tensor
+    probs: torch.Tensor
+    ensembled: torch.Tensor
 
 
 def check_choice(method: str, name: str, value: Any, choices: Sequence[str]) -> None:

@@ -10,12 +10,16 @@ import torch
 
 from .. import kernels
 from ..errors import InputError
+from ..kernels.reference.fuse_full import full_distribution
+from .base import Distribution
 from .sharpen import NO_SHARPEN, Sharpen
 from .unite import gated_round, sharpen_fields
 
 if TYPE_CHECKING:
     from ..engine import Engine
     from ..rows import Row
+
+_PRIMARY_TOP = 10  # ids of the primary that prefix sharpening may raise, as in UniTE's default top_k
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,15 @@ class GaC:
     def fuse(
         self, engine: Engine, rows: Sequence[Row], logits: Sequence[torch.Tensor], sharpen: Sharpen = NO_SHARPEN
     ) -> kernels.FuseStep:
+        return kernels.fuse_full(logits, engine.tensors, self._settings(engine, rows, sharpen), _PRIMARY_TOP)
+
+    def distribution(
+        self, engine: Engine, rows: Sequence[Row], logits: Sequence[torch.Tensor], sharpen: Sharpen
+    ) -> Distribution:
+        settings = self._settings(engine, rows, sharpen)
+        probs, ensembled = full_distribution(logits, engine.tensors, settings, _PRIMARY_TOP)
+        return Distribution(torch.arange(probs.shape[1], device=probs.device).expand_as(probs), probs, ensembled)
+
+    def _settings(self, engine: Engine, rows: Sequence[Row], sharpen: Sharpen) -> kernels.FuseSettings:
         gate = {"gate": "max_prob", "gate_threshold": self.threshold} if self.threshold < 1 else {}
-        settings = engine.settings(rows, **gate, **sharpen_fields(sharpen))
-        return kernels.fuse_full(logits, engine.tensors, settings)
+        return engine.settings(rows, top_k=_PRIMARY_TOP, **gate, **sharpen_fields(sharpen))

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from ..engine import Engine
     from ..rows import Row
 
+_BLOCK = 16  # positions whose whole distributions are in memory at a time
+
 
 @dataclass(frozen=True)
 class SAFE:
@@ -225,15 +227,11 @@ def _judge_sampled(method: SAFE, engine: Engine, drafts: Sequence[Draft]) -> lis
     verdicts: dict[tuple[int, int], tuple[bool, int]] = {}
     if places:
         _read_views(engine, places)
-        logits = gather(engine, places)
         with engine.fusing():
-            rows = [draft.row for draft, _ in places]
-            fused = method.base.fuse(engine, rows, logits, method.sharpen)
-            accepted, drawn = _speculate(engine, places, logits[0], fused)
-        verdicts = {
-            (id(draft), j): verdict
-            for (draft, j), verdict in zip(places, zip(accepted, drawn, strict=True), strict=True)
-        }
+            for at in range(0, len(places), _BLOCK):
+                block = places[at : at + _BLOCK]
+                for (draft, j), verdict in zip(block, _speculate(method, engine, block), strict=True):
+                    verdicts[id(draft), j] = verdict
     out: list[Rejection | None] = []
     for draft in drafts:
         rejection = None
@@ -247,30 +245,28 @@ def _judge_sampled(method: SAFE, engine: Engine, drafts: Sequence[Draft]) -> lis
     return out
 
 
-def _speculate(
-    engine: Engine, places: Sequence[tuple[Draft, int]], primary: torch.Tensor, fused: kernels.FuseStep
-) -> tuple[list[bool], list[int]]:
-    """Whether each draft token stands, and the candidate drawn from the residual otherwise."""
+def _speculate(method: SAFE, engine: Engine, places: Sequence[tuple[Draft, int]]) -> list[tuple[bool, int]]:
+    """For each draft token whether it stands, and the candidate drawn from the residual otherwise."""
     t, sampling = engine.tensors, engine.sampling
-    end = t.size - 1
-    present = fused.cids >= 0
-    cids = fused.cids.clamp_min(0).long()
-    wanted = filtered_probs(fused.probs.log(), present & (fused.probs > 0), sampling)
-    drafted = filtered_probs(primary, engine.allowed[0], sampling)
+    rows, logits = [draft.row for draft, _ in places], gather(engine, places)
+    e = method.base.distribution(engine, rows, logits, method.sharpen)
+    present, cids = e.cids >= 0, e.cids.clamp_min(0)
+    wanted = filtered_probs(e.probs.log(), present & (e.probs > 0), sampling)
+    drafted = filtered_probs(logits[0], engine.allowed[0], sampling)
     ids = t.exact_id[0].long()[cids]
     own = drafted.gather(1, ids.clamp_min(0)).masked_fill(ids < 0, 0.0)
-    eos = t.eos_ids[0].long()
-    own = torch.where(cids == end, drafted[:, eos].sum(-1, keepdim=True), own).masked_fill(~present, 0.0)
-    tokens = torch.tensor([draft.ids[j] for draft, j in places], device=primary.device)
+    eos = drafted[:, t.eos_ids[0].long()].sum(-1, keepdim=True)
+    own = torch.where(cids == t.size - 1, eos, own).masked_fill(~present, 0.0)
+    tokens = torch.tensor([draft.ids[j] for draft, j in places], device=drafted.device)
     mine = present & (cids == t.to_cid[0].long()[tokens].unsqueeze(1))
-    e, p = (torch.where(mine, x, 0.0).sum(-1) for x in (wanted, own))
-    p = torch.where(mine.any(-1), p, drafted.gather(1, tokens.unsqueeze(1)).squeeze(1))
-    keys = engine.sampling_keys([draft.row for draft, _ in places], [j for _, j in places])
+    ours, theirs = (torch.where(mine, x, 0.0).sum(-1) for x in (wanted, own))
+    theirs = torch.where(mine.any(-1), theirs, drafted.gather(1, tokens.unsqueeze(1)).squeeze(1))
+    keys = engine.sampling_keys(rows, [j for _, j in places])
     accept, place = (uniform(sampling.seed or 0, *keys, word) for word in (ACCEPT, RESIDUAL))
     residual = (wanted - own).clamp_min(0).double().cumsum(-1)
     at = torch.searchsorted(residual, place.unsqueeze(1) * residual[:, -1:], right=True).clamp_max(cids.shape[1] - 1)
-    stands = (accept * p < e) | (residual[:, -1] <= 0) | ~fused.ensembled
-    return stands.tolist(), cids.gather(1, at).squeeze(1).tolist()
+    stands = (accept * theirs < ours) | (residual[:, -1] <= 0) | ~e.ensembled
+    return list(zip(stands.tolist(), cids.gather(1, at).squeeze(1).tolist(), strict=True))
 
 
 def _overridden(engine: Engine, fused: kernels.FuseStep, rejections: Sequence[Rejection]) -> kernels.FuseStep:

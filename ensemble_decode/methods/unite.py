@@ -10,7 +10,7 @@ import torch
 
 from .. import kernels
 from ..errors import InputError
-from .base import check_choice
+from .base import Distribution, check_choice
 from .gates import GATE_NAMES, Gate, MaxProb
 from .sharpen import NO_SHARPEN, Sharpen
 
@@ -66,6 +66,12 @@ class UniTE:
             rows, top_k=self.top_k, oov=self.oov, aggregate=self.aggregate, **gate, **sharpen_fields(sharpen)
         )
         return kernels.fuse_step(logits, engine.tensors, settings, self.top_k)
+
+    def distribution(
+        self, engine: Engine, rows: Sequence[Row], logits: Sequence[torch.Tensor], sharpen: Sharpen
+    ) -> Distribution:
+        fused = self.fuse(engine, rows, logits, sharpen)
+        return Distribution(fused.cids.long(), fused.probs, fused.ensembled)
 
 
 def sharpen_fields(sharpen: Sharpen) -> dict[str, str | float]:

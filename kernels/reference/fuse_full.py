@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..types import FuseSettings, FuseStep, VocabTensors
+from ..types import Fused, FuseSettings, FuseStep, TopkStats, VocabTensors
 from .fuse_candidates import decide
 from .fuse_step import primary_ids, top_candidate
 from .numerics import NEG_INF, bounded, log_softmax, masked, probability, select_top
@@ -39,30 +39,23 @@ def _rows(vocab: VocabTensors, at: int, step: int) -> VocabTensors:
     return vocab._replace(allowed=[a if a.shape[0] == 1 else a[at : at + step] for a in vocab.allowed])
 
 
+def full_distribution(
+    logits: Sequence[Tensor], vocab: VocabTensors, settings: FuseSettings, k: int
+) -> tuple[Tensor, Tensor]:
+    """The whole distribution that `fuse_full` chooses from, f32 [B, N], and where the gate let it, bool [B].
+
+    For callers that need the probability of every candidate, as speculative sampling does; no block limits its memory.
+    """
+    fused = _decided(
+        logits, vocab, settings._replace(temperature=torch.zeros_like(settings.temperature)), k, torch.float32
+    )[0]
+    return fused.probs, fused.ensembled
+
+
 def _block(
     logits: Sequence[Tensor], vocab: VocabTensors, settings: FuseSettings, k: int, dtype: torch.dtype
 ) -> FuseStep:
-    stats = [topk_stats(x, k, allowed, dtype=dtype) for x, allowed in zip(logits, vocab.allowed, strict=True)]
-    logsumexp = torch.stack([s.logsumexp for s in stats])
-    top_cid = torch.stack([top_candidate(m, s, vocab) for m, s in enumerate(stats)])
-    top_prob = torch.stack([probability(s.values[:, 0].to(dtype), s.logsumexp) for s in stats])
-    log_p = torch.stack([_log_probs(m, x, vocab, dtype) for m, x in enumerate(logits)])
-    known = torch.stack([ids >= 0 for ids in vocab.exact_id]).any(0)
-    known = torch.cat([known[:-1], known.new_full((1,), any(e.shape[0] for e in vocab.eos_ids))]).unsqueeze(0)
-
-    fused = decide(
-        log_q=log_p,
-        p=log_p.exp(),
-        consulted=logsumexp > NEG_INF,
-        inside=known,
-        cids=torch.arange(vocab.size, device=log_p.device, dtype=torch.int32).unsqueeze(0),
-        tops=candidates(stats[0].ids, vocab.to_cid[0]),
-        primary_prob=top_prob[0],
-        primary_cid=top_cid[0],
-        prefix_end=vocab.prefix_end,
-        space_cid=vocab.space_cid,
-        settings=settings,
-    )
+    fused, stats, logsumexp, top_cid, top_prob = _decided(logits, vocab, settings, k, dtype)
     best, cids = select_top(torch.where(fused.probs > 0, fused.probs, NEG_INF), k)
     flags = fused.flags
     for s in stats:
@@ -85,6 +78,33 @@ def _block(
         model_entropy=torch.stack([s.entropy for s in stats]),
         flags=flags,
     )
+
+
+def _decided(
+    logits: Sequence[Tensor], vocab: VocabTensors, settings: FuseSettings, k: int, dtype: torch.dtype
+) -> tuple[Fused, list[TopkStats], Tensor, Tensor, Tensor]:
+    stats = [topk_stats(x, k, allowed, dtype=dtype) for x, allowed in zip(logits, vocab.allowed, strict=True)]
+    logsumexp = torch.stack([s.logsumexp for s in stats])
+    top_cid = torch.stack([top_candidate(m, s, vocab) for m, s in enumerate(stats)])
+    top_prob = torch.stack([probability(s.values[:, 0].to(dtype), s.logsumexp) for s in stats])
+    log_p = torch.stack([_log_probs(m, x, vocab, dtype) for m, x in enumerate(logits)])
+    known = torch.stack([ids >= 0 for ids in vocab.exact_id]).any(0)
+    known = torch.cat([known[:-1], known.new_full((1,), any(e.shape[0] for e in vocab.eos_ids))]).unsqueeze(0)
+
+    fused = decide(
+        log_q=log_p,
+        p=log_p.exp(),
+        consulted=logsumexp > NEG_INF,
+        inside=known,
+        cids=torch.arange(vocab.size, device=log_p.device, dtype=torch.int32).unsqueeze(0),
+        tops=candidates(stats[0].ids, vocab.to_cid[0]),
+        primary_prob=top_prob[0],
+        primary_cid=top_cid[0],
+        prefix_end=vocab.prefix_end,
+        space_cid=vocab.space_cid,
+        settings=settings,
+    )
+    return fused, stats, logsumexp, top_cid, top_prob
 
 
 def _log_probs(m: int, logits: Tensor, vocab: VocabTensors, dtype: torch.dtype) -> Tensor:

@@ -198,7 +198,9 @@ def test_case_29_chat_ids_are_each_models_own_template(trio):
         ours = trio._prompt_ids(m, messages, "template", "error")
         bos = trio.vocab.models[m].bos_id
         assert ours == expected or (bos is not None and [bos, *ours] == expected)
-        assert trio._prompt_ids(m, messages, "plain", "error") == trio._prompt_ids(m, "Hello there", "template", "error")
+        assert trio._prompt_ids(m, messages, "plain", "error") == trio._prompt_ids(
+            m, "Hello there", "template", "error"
+        )
     one = trio.generate(messages, max_new_tokens=4)
     two = trio.generate([messages, messages], max_new_tokens=4)
     assert len(one) == 1

@@ -12,7 +12,7 @@ EVERYWHERE = ed.GaC(threshold=1)
 
 
 @pytest.mark.parametrize("weights", [None, (0.8, 0.1, 0.1), (0.1, 0.6, 0.3), (0.0, 1.0, 0.0)])
-@pytest.mark.parametrize("draft_length", [1, 3, 8, "auto"])
+@pytest.mark.parametrize("draft_length", [1, 4, "auto"])
 def test_theorem_1(draft_length, weights):
     """One tokenizer, whole vocabularies, no sharpening: SAFE equals ensembling at every token (paper, theorem 1)."""
     ensemble = byte_ensemble(3, spread=1.0, weights=weights)
@@ -80,7 +80,7 @@ def test_end_inside_a_draft():
     """A draft stops after END; END stands or falls like any token."""
     trio = tiny("gpt2", "llama2", "gemma")
     ended = 0
-    for i in range(12):
+    for i in range(6):
         prompt = f"{i} is a number. The end"
         (row,) = trio.generate(prompt, method=ed.SAFE(draft_length=8), max_new_tokens=40)
         assert row.stats.accepted + row.stats.ensembled == len(row.token_ids)
@@ -95,9 +95,7 @@ def test_end_inside_a_draft():
 def test_max_new_tokens_inside_a_draft(limit):
     trio = tiny("gpt2", "llama2", "gemma")
     long = trio.generate(MIXED, method=ed.SAFE(draft_length=3), max_new_tokens=limit + 9)
-    for row, full in zip(
-        trio.generate(MIXED, method=ed.SAFE(draft_length=3), max_new_tokens=limit), long, strict=True
-    ):
+    for row, full in zip(trio.generate(MIXED, method=ed.SAFE(draft_length=3), max_new_tokens=limit), long, strict=True):
         assert len(row.token_ids) <= limit
         if row.finish_reason == "length":
             assert len(row.token_ids) == limit
@@ -109,7 +107,7 @@ def test_stop_inside_a_draft():
     method = ed.SAFE(draft_length=8)
     (free,) = trio.generate("The quick brown fox", method=method, max_new_tokens=24)
     assert len(free.data) > 8
-    for at in range(2, len(free.data) - 2):
+    for at in range(2, len(free.data) - 2, 5):
         stop = free.data[at : at + 2]
         (row,) = trio.generate("The quick brown fox", method=method, max_new_tokens=24, stop=stop)
         assert row.finish_reason == "stop"
