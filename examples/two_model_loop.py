@@ -1,0 +1,62 @@
+"""A hand-written loop over two Hugging Face models, with only the vocabulary and the fused step from this package.
+
+Each model keeps its own transformers cache; the second one is rolled back with ``crop`` where its tokenization of the text
+changes. Run: python examples/two_model_loop.py (fetches the demo models on first use).
+"""
+
+import torch
+
+import ensemble_decode as ed
+from ensemble_decode.incremental import IncrementalTokens
+from ensemble_decode.models import load
+
+
+@torch.inference_mode()
+def main(prompt: str = "The three primary colours are", steps: int = 16) -> str:
+    loaded = [load("demo:smollm2"), load("demo:gemma3")]
+    vocab = ed.AlignedVocab.build(
+        [entry.tokenizer for entry in loaded],
+        sizes=[entry.model.get_output_embeddings().weight.shape[0] for entry in loaded],
+        eos_ids=[entry.eos_ids for entry in loaded],
+        names=[entry.name for entry in loaded],
+    )
+    prompts = [entry.tokenizer(prompt)["input_ids"] for entry in loaded]
+    caches = [None, None]
+    held: list[list[int]] = [[], []]  # the ids that each cache holds
+    generated: list[int] = []  # the primary's own ids
+    follower = IncrementalTokens(vocab.models[1])  # the second model reads the same bytes in its own tokens
+    data = b""
+
+    for _ in range(steps):
+        logits = []
+        for m, entry in enumerate(loaded):
+            wanted = prompts[m] + (generated if m == 0 else follower.ids)
+            keep = min(common_prefix(held[m], wanted), len(wanted) - 1)
+            if caches[m] is not None and keep < len(held[m]):
+                caches[m].crop(keep - len(held[m]))
+            out = entry.model(torch.tensor([wanted[keep:]]), past_key_values=caches[m], use_cache=True)
+            caches[m], held[m] = out.past_key_values, wanted
+            logits.append(out.logits[:, -1])
+        step = ed.fuse_step(logits, vocab, top_k=10)
+        if int(step.cid) == vocab.size - 1:
+            break
+        generated.append(int(step.primary_id))
+        data += vocab.models[0].token_bytes[generated[-1]]
+        follower.update(data)
+
+    text = data.decode("utf-8", "replace")
+    print(prompt + text)
+    return text
+
+
+def common_prefix(one: list[int], other: list[int]) -> int:
+    same = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        same += 1
+    return same
+
+
+if __name__ == "__main__":
+    main()
