@@ -10,8 +10,7 @@ std::vector<const Kernels*> find_available() {
 #if defined(ENSEMBLE_ISA_X86)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  const bool avx512 = __builtin_cpu_supports("avx512f");
   if (avx2 && avx512) found.push_back(&kKernelsAvx512);
   if (avx2) found.push_back(&kKernelsAvx2);
 #endif

@@ -15,6 +15,7 @@ struct V {
   static V sub(V a, V b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
   static V mul(V a, V b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
   static V fma(V a, V b, V c) { return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)}; }
+  static V fma_precise(V a, V b, V c) { return fma(a, b, c); }
   static V min(V a, V b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
   // MAXPS returns its second operand where either is NaN; the two names say which behaviour the caller needs.
   static V max_skip_nan(V x, V kept) { return {_mm256_max_ps(x.lo, kept.lo), _mm256_max_ps(x.hi, kept.hi)}; }

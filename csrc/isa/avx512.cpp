@@ -1,6 +1,6 @@
-// AVX-512 F + BW + VL + DQ. The same lanes and the same order of sums as the AVX2 file.
+// AVX-512 F (with AVX2 and FMA). The same lanes and the same order of sums as the AVX2 file.
 #if defined(ENSEMBLE_EMULATE_AVX512)
-#include <simde/x86/avx512.h>  // the standalone test runs this file on machines without AVX-512
+#include "../tests/emulate_avx512.h"  // the standalone test runs this file on machines without AVX-512
 #else
 #include <immintrin.h>
 #endif
@@ -19,6 +19,7 @@ struct V {
   static V sub(V a, V b) { return {_mm512_sub_ps(a.v, b.v)}; }
   static V mul(V a, V b) { return {_mm512_mul_ps(a.v, b.v)}; }
   static V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+  static V fma_precise(V a, V b, V c) { return fma(a, b, c); }
   static V min(V a, V b) { return {_mm512_min_ps(a.v, b.v)}; }
   // VMAXPS returns its second operand where either is NaN.
   static V max_skip_nan(V x, V kept) { return {_mm512_max_ps(x.v, kept.v)}; }
@@ -36,13 +37,13 @@ struct V {
   }
 
   static float hmax(V v) {
-    const __m256 m8 = _mm256_max_ps(_mm512_castps512_ps256(v.v), _mm512_extractf32x8_ps(v.v, 1));
+    const __m256 m8 = _mm256_max_ps(_mm512_castps512_ps256(v.v), upper_half(v.v));
     __m128 m = _mm_max_ps(_mm256_castps256_ps128(m8), _mm256_extractf128_ps(m8, 1));
     m = _mm_max_ps(m, _mm_movehl_ps(m, m));
     return _mm_cvtss_f32(_mm_max_ss(m, _mm_movehdup_ps(m)));
   }
   static float hsum(V v) {
-    const __m256 s8 = _mm256_add_ps(_mm512_castps512_ps256(v.v), _mm512_extractf32x8_ps(v.v, 1));
+    const __m256 s8 = _mm256_add_ps(_mm512_castps512_ps256(v.v), upper_half(v.v));
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(s8), _mm256_extractf128_ps(s8, 1));
     s = _mm_add_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
@@ -65,6 +66,9 @@ struct V {
       b = {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
     }
   }
+
+ private:
+  static __m256 upper_half(__m512 v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); }
 };
 
 }  // namespace

@@ -1,8 +1,8 @@
 // The chunk loop, written once over a 16-lane vector type V that the including file defines.
 //
-// V must provide: set1, add, sub, fma, max_skip_nan (drops a NaN in its first argument), max_keep_nan (returns a NaN
-// in its second argument), scale (adds z's low bits to the exponent), hmax, hsum, store, and load32 of each dtype,
-// which returns 32 elements as two vectors. Lanes hold the same elements in every instruction set, sums run in the
+// V must provide: set1, add, sub, fma, fma_precise (which even unfused code rounds only once or nearly so),
+// max_skip_nan (drops a NaN in its first argument), max_keep_nan (returns a NaN in its second argument), scale (adds
+// z's low bits to the exponent), hmax, hsum, and load32 of each dtype, which returns 32 elements as two vectors. Lanes hold the same elements in every instruction set, sums run in the
 // same order and every product-sum is fused, so AVX2, AVX-512 and NEON give the same bits (plain code does not fuse).
 
 namespace {
@@ -66,12 +66,13 @@ void chunk(const void* x, int64_t groups, const void* ahead, float* group_max, C
       if constexpr (kType == 0) __builtin_prefetch(next + offset + 64);
       V a, b;
       V::load32<kType>(begin + offset, a, b);
-      a = V::max_keep_nan(V::set1(kLowest), V::fma(a, scale, shift));
-      b = V::max_keep_nan(V::set1(kLowest), V::fma(b, scale, shift));
+      // One vector after the other: both at once need more registers than AVX2 has.
+      a = V::max_keep_nan(V::set1(kLowest), V::fma_precise(a, scale, shift));
       const V ea = exp2_in_range(a);
-      const V eb = exp2_in_range(b);
       group_sum = V::add(group_sum, ea);
       group_weighted = V::fma(ea, a, group_weighted);
+      b = V::max_keep_nan(V::set1(kLowest), V::fma_precise(b, scale, shift));
+      const V eb = exp2_in_range(b);
       group_sum = V::add(group_sum, eb);
       group_weighted = V::fma(eb, b, group_weighted);
     }

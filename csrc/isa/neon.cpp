@@ -30,6 +30,7 @@ struct V {
     for (int i = 0; i < 4; ++i) c.q[i] = vfmaq_f32(c.q[i], a.q[i], b.q[i]);
     return c;
   }
+  static V fma_precise(V a, V b, V c) { return fma(a, b, c); }
   static V min(V a, V b) {
     for (int i = 0; i < 4; ++i) a.q[i] = vminq_f32(a.q[i], b.q[i]);
     return a;

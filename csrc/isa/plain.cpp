@@ -31,6 +31,10 @@ struct V {
     for (int i = 0; i < 16; ++i) c.x[i] = a.x[i] * b.x[i] + c.x[i];
     return c;
   }
+  static V fma_precise(V a, V b, V c) {  // large logits would lose too much to the rounding of the product
+    for (int i = 0; i < 16; ++i) c.x[i] = static_cast<float>(double{a.x[i]} * b.x[i] + c.x[i]);
+    return c;
+  }
   static V min(V a, V b) {
     for (int i = 0; i < 16; ++i) a.x[i] = a.x[i] < b.x[i] ? a.x[i] : b.x[i];
     return a;
