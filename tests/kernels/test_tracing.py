@@ -113,13 +113,12 @@ def test_compiled_code_reads_the_choice_when_it_runs():
     assert set(seen) == {("fuse_step", "reference", "")}
 
 
-@pytest.mark.parametrize("name", ["fuse_step", "fuse_full"])
-def test_reference_compiles_as_one_graph(name):
-    """The reference's own code, traced whole, gives the same bits."""
+def test_reference_compiles_as_one_graph():
+    """The reference's own code, not only the opaque operator, can be traced whole; the result is the same bits."""
     torch._dynamo.reset()
     arguments = inputs()
-    compiled = torch.compile(calls(reference)[name], fullgraph=True, backend="aot_eager")
-    cases.assert_equal(compiled(*arguments), calls(reference)[name](*arguments))
+    compiled = torch.compile(calls(reference)["verify_draft"], fullgraph=True, backend="eager")
+    cases.assert_equal(compiled(*arguments), calls(reference)["verify_draft"](*arguments))
 
 
 @pytest.mark.parametrize("operator", ["topk_stats", "union_topk", "gather_candidates", "fuse_candidates", "fuse_step"])
