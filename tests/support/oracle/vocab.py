@@ -1,6 +1,7 @@
 """What one model's tokenizer means in bytes, read from its JSON alone."""
 
 import json
+import unicodedata
 
 from tokenizers import Tokenizer
 
@@ -79,6 +80,8 @@ class Vocab:
             description[part] = _without_dummy_prefix(description[part])
         description["post_processor"] = None
         description["truncation"] = description["padding"] = None
+        for token in description["added_tokens"]:
+            token["lstrip"] = token["rstrip"] = False  # would swallow bytes that the token does not hold
         self._plain = Tokenizer.from_str(json.dumps(description))
         self._plain.encode_special_tokens = True  # "</s>" in a text is text
 
@@ -129,7 +132,19 @@ class Vocab:
 
     def _encode_text(self, data: bytes) -> list[int]:
         ids = self._plain.encode(data.decode(), add_special_tokens=False).ids
-        return ids if self.bytes_of(ids) == data else self._longest_match(data)
+        if self.bytes_of(ids) == data:
+            return ids
+        # Only the characters (with their marks) that do not come back alone are spelled by longest match.
+        ids, run = [], b""
+        for cluster in [*_clusters(data.decode()), b""]:
+            if cluster and self.bytes_of(self._plain.encode(cluster.decode(), add_special_tokens=False).ids) == cluster:
+                run += cluster
+                continue
+            own = self._plain.encode(run.decode(), add_special_tokens=False).ids
+            ids += own if self.bytes_of(own) == run else self._longest_match(run)
+            ids += self._longest_match(cluster)
+            run = b""
+        return ids
 
     def _longest_match(self, data: bytes) -> list[int]:
         ids = []
@@ -151,6 +166,17 @@ class Vocab:
         if self.wants_bos and (not ids or ids[0] != self.bos_id):
             ids = [self.bos_id, *ids]
         return ids
+
+
+def _clusters(text: str) -> list[bytes]:
+    """Each character with the marks and conjoining jamo behind it."""
+    out: list[str] = []
+    for char in text:
+        if out and (unicodedata.category(char)[0] == "M" or "\u1160" <= char <= "\u11ff"):
+            out[-1] += char
+        else:
+            out.append(char)
+    return [cluster.encode() for cluster in out]
 
 
 def _runs(data: bytes):
