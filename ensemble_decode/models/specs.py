@@ -61,7 +61,7 @@ def _parse(text: str, revision: str | None) -> ModelSpec:
             )
         return ModelSpec("demo", name)
     path = Path(text).expanduser()
-    if path.is_dir():
+    if text and path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError(f"model {text!r}: the folder has no config.json; name a folder that save_pretrained wrote")
         return ModelSpec("folder", str(path.absolute()))
