@@ -113,15 +113,14 @@ def test_survivors_that_fit_are_ranked(monkeypatch):
     assert len(calls) == 4  # two rows, groups and elements
 
 
-@pytest.mark.parametrize("k", [1, 7, 16, 40])
-@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize(("k", "dtype"), [(1, torch.float16), (16, torch.bfloat16), (40, torch.float32)])
 def test_heavy_tails_over_many_groups(k, dtype):
     """More picked groups than one step of the second read covers, clustered in one region."""
     compare(cases.heavy_tail(1, 40_000, dtype, torch.Generator().manual_seed(k)), k)
 
 
-def test_k_beyond_the_columns_of_the_threshold():
-    compare(torch.randn(1, 20_000, generator=torch.Generator().manual_seed(0)), 300)
+def test_more_columns_than_groups():
+    compare(torch.randn(1, 5_000, generator=torch.Generator().manual_seed(0)), 60)
 
 
 @pytest.mark.parametrize("k", [1, 10, 16, 64, 1024])
