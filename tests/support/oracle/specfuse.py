@@ -50,14 +50,13 @@ def specfuse(
     stops = [s.encode() if isinstance(s, str) else s for s in stop or ()]
     active = list(range(len(models)))
     scored: dict[int, list[float]] = {m: [] for m in active}
-    data, finish, rounds = b"", None, []
+    data, ids, finish, rounds = b"", [], None, []
     while finish is None:
         candidates = []
         for m in active:
             piece, ended = draft(models, prompts, active, m, data, segment_length)
             merge(candidates, piece if ended else trim(piece), ended, m)
-        candidates = [c for c in candidates if fits(models, prompts, active, data + c.data)]
-        if not candidates:
+        if not all(fits(models, prompts, active, data + c.data) for c in candidates):
             finish = "length"
             break
         s = {v: [segment_score(models[v], prompts[v], data, c) for c in candidates] for v in active}
@@ -69,15 +68,18 @@ def specfuse(
             for m in candidate.by:
                 scored[m].append(scores[c])
         active, distance, quality = leave(active, scored, len(rounds) + 1, exit_threshold / len(models))
-        if rate is not None and len(s) > 2:
+        if rate is not None and len(s) > 1:
             weight = feedback(weight, s, candidates, rate * math.sqrt(1 / len(models)) / (len(rounds) + 1))
         rounds.append(Round(candidates, scores, winner, active, dict(weight), quality, min(margin, distance)))
 
         chosen = candidates[winner]
+        stood = data
         data, stopped = append(data, chosen, stops)
         ids = models[0].vocab.encode(data)
         if len(ids) > max_new_tokens:
             ids, finish = ids[:max_new_tokens], "length"
+            if len(models[0].vocab.bytes_of(ids)) < len(stood):  # what stood has been shown
+                ids = models[0].vocab.encode(stood)
             data = models[0].vocab.bytes_of(ids)
         elif stopped:
             finish = "stop"
@@ -87,7 +89,7 @@ def specfuse(
             finish = "end"
         elif not fits(models, prompts, active, data, room=1):
             finish = "length"
-    result = Result(data, models[0].vocab.encode(data), finish, margins=[r.margin for r in rounds], rounds=len(rounds))
+    result = Result(data, ids, finish, margins=[r.margin for r in rounds], rounds=len(rounds))
     return result, rounds
 
 
