@@ -24,6 +24,6 @@ def verify_draft(
     is_end = targets == TARGET_END
     score = torch.where(is_end, end_score(x, eos_ids, None, dtype), read(x, targets.unsqueeze(1), None, dtype)[:, 0])
     is_eos = (argmax.unsqueeze(-1) == eos_ids).any(-1)
-    is_argmax = torch.where(is_end, is_eos, (targets >= 0) & (argmax == targets)) & ~empty
+    is_argmax = torch.where(is_end, is_eos, (targets >= 0) & (argmax == targets))
     flags = nan * FLAG_NAN + empty * FLAG_EMPTY
     return VerifyDraft(probability(score, logsumexp), is_argmax, argmax, logsumexp, flags.to(torch.int32))
