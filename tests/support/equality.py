@@ -1,6 +1,6 @@
 """Side by side: the package's decoder and the oracle on the same models."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
 import ensemble_decode as ed
@@ -21,7 +21,6 @@ class Pair:
     names: tuple[str, ...]
     ensemble: ed.Ensemble
     models: list[Model]
-    exempt: list[str] = field(default_factory=list)
 
 
 @cache
@@ -37,6 +36,22 @@ def tiny(names: tuple[str, ...], seed: int = 0, weights: tuple[float, ...] | Non
     tokens = [tokenizers.build(name) for name in names]
     ensemble = ed.Ensemble.from_models(make(), tokens, weights=weights, attention="sdpa")
     return Pair(names, ensemble, align([Model(*pair, share=True) for pair in zip(make(), tokens, strict=True)]))
+
+
+def method_of(spec: dict):
+    """The package's method for a run of the golden sweep (`support.oracle.sweep`)."""
+    settings = {key: value for key, value in spec["settings"].items() if key != "weights"}
+    if "gate" in settings:
+        kind, threshold = settings["gate"]
+        settings["gate"] = {"max_prob": ed.MaxProb, "kl": ed.KL, "js": ed.JS}[kind](threshold)
+    if spec["method"] == "single":
+        return ed.Single()
+    if spec["method"] in ("unite", "gac"):
+        return {"unite": ed.UniTE, "gac": ed.GaC}[spec["method"]](**settings)
+    sharpen = ed.Sharpen(settings.pop("sharpen"), trigger=settings.pop("trigger", "max_prob"))
+    draft_length = settings.pop("draft_length")
+    base = {"unite": ed.UniTE, "gac": ed.GaC}[settings.pop("base")](**settings)
+    return ed.SAFE(base=base, draft_length=draft_length, sharpen=sharpen)
 
 
 def gate_of(gate):
