@@ -47,8 +47,9 @@ def flat_vocab(vocab: VocabTensors) -> tuple[Any, ...]:
 
 def built_vocab(flat: Sequence[Any]) -> VocabTensors:
     """The vocabulary again."""
-    prefix_end: Tensor = flat[5]
-    return VocabTensors(*flat, size=prefix_end.shape[0])
+    to_cid, exact_id, piece_id, allowed, eos_ids, prefix_end, space_cid = flat
+    size = prefix_end.shape[0]
+    return VocabTensors(to_cid, exact_id, piece_id, allowed, eos_ids, prefix_end, space_cid, size)
 
 
 def built_settings(flat: Sequence[Tensor]) -> FuseSettings:

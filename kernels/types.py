@@ -69,7 +69,7 @@ class FuseStep(NamedTuple):
     """i32 [B, U]: the candidates (fuse_step: ascending; fuse_full: most probable first); −1 at padding."""
     probs: Tensor
     """f32 [B, U]: probabilities of `cids`, as in `Fused.probs`."""
-    count: Tensor
+    count: Tensor  # type: ignore[assignment]  # the field's name, at the cost of tuple.count
     """i32 [B]: number of entries of `cids` that are not padding."""
     max_prob: Tensor
     """f32 [B]."""
