@@ -148,12 +148,11 @@ __global__ void __launch_bounds__(kThreads)
       own_top = fmaxf(own_top, group_max<kLanes>(own, j, group_maxima));
     }
     const float top = block_max(own_top, maxima_of_warps[0]);
-    const float shift = -top * kLog2E;
     float sum = 0.0f;
     float weighted = 0.0f;
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
-      const float z = fmaf(x[i], kLog2E, shift);
+      const float z = (x[i] - top) * kLog2E;  // not one FMA: the rounding of top * log2 e would shift every term
       const float e = exp2_fast(z);
       sum += e;
       weighted = fmaf(e, z, weighted);

@@ -23,6 +23,15 @@ def unavailable_reason() -> str | None:
     return core if isinstance(core, str) else None
 
 
+@lru_cache(maxsize=1)
+def cuda_stage() -> ModuleType | None:
+    """The compiled CUDA stage, or None where the package was built without a CUDA compiler."""
+    try:
+        return importlib.import_module(f"{__package__}._cuda")
+    except ImportError:
+        return None
+
+
 def core() -> ModuleType:
     """The compiled module; RuntimeError with the reason where there is none."""
     module = _load()

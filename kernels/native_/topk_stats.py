@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 
 from ..types import TopkStats
+from .cuda import topk_stats as topk_stats_on_cuda
 from .extension import core
 
 
 def topk_stats(logits: Tensor, k: int, allowed: Tensor | None = None) -> TopkStats:
-    """See `ensemble_decode.kernels.topk_stats`; CPU tensors."""
+    """See `ensemble_decode.kernels.topk_stats`; CPU tensors, and CUDA tensors where that stage was compiled."""
+    if logits.is_cuda:
+        return topk_stats_on_cuda(logits, k, allowed)
     rows = logits.shape[0]
     out = TopkStats(
         values=torch.empty((rows, k), dtype=torch.float32),

@@ -109,8 +109,10 @@ def every_setting(rows: int, seed: int, temperature: float | None = None) -> Fus
     )
 
 
-def compare(got, want, exact: set[str]) -> None:
+def compare(got, want, exact: set[str], skip: str = "") -> None:
     for name in got._fields:
+        if name == skip:
+            continue
         a, b = getattr(got, name), getattr(want, name)
         assert a.dtype == b.dtype, name
         assert a.shape == b.shape, name
@@ -143,7 +145,7 @@ def test_fuse_full_equals_the_reference(isa, dtype):
     settings = every_setting(12, seed=5)
     got = native_.fuse_full(logits, vocab, settings, K)
     want = reference.fuse_full(logits, vocab, settings, K)
-    compare(got, want, STEP_EXACT - {"cids"})
+    compare(got, want, STEP_EXACT, skip="cids")
     # The list is cut at rank k of 70 001 candidates, where neighbours can lie within one rounding of each other.
     differ = got.cids != want.cids
     assert differ.float().mean() < 0.05
