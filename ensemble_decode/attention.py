@@ -132,19 +132,20 @@ def _softmax_attention(
 
 
 def _padded(packed: torch.Tensor, group: Group) -> torch.Tensor:
-    """The group's tokens of ``packed`` ``[N, ...]`` as ``[rows, queries, ...]``."""
-    if group.take is None:
-        tokens = packed[group.first : group.first + group.count]
-    else:
-        tokens = packed.index_select(0, group.take)
-    return tokens.view(group.rows, group.queries, *packed.shape[1:])
+    """The group's tokens of ``packed`` ``[1, N, ...]`` as ``[rows, queries, ...]``; a view where nothing is padded."""
+    if group.take is not None:
+        packed = packed[0].index_select(0, group.take)
+    elif group.count != packed.shape[1]:
+        packed = packed.narrow(1, group.first, group.count)
+    return packed.reshape(group.rows, group.queries, *packed.shape[-2:])
 
 
 def _cached(store: torch.Tensor, group: Group) -> torch.Tensor:
     """``[rows, heads, keys, dim]`` of the group's slots: a view where they lie together, else a copy of that part."""
-    if group.begin is not None:
-        return store[group.begin : group.begin + group.rows, :, : group.keys]
-    return store[:, :, : group.keys].index_select(0, group.slots)
+    store = store.narrow(2, 0, group.keys)
+    if group.begin is None:
+        return store.index_select(0, group.slots)
+    return store if group.rows == store.shape[0] else store.narrow(0, group.begin, group.rows)
 
 
 def _sdpa_group(
@@ -161,11 +162,10 @@ def _sdpa_group(
     rows, queries, heads, dim = query.shape
     kv_heads = key.shape[1]
     share = heads // kv_heads
-    folded = (
-        query.view(rows, queries, kv_heads, share, dim)
-        .permute(0, 2, 1, 3, 4)
-        .reshape(rows, kv_heads, queries * share, dim)
-    )
+    folded = query.view(rows, queries, kv_heads, share, dim)
+    if queries > 1:
+        folded = folded.transpose(1, 2)
+    folded = folded.reshape(rows, kv_heads, queries * share, dim)
     mask = bias(group, window, share, query.dtype)
     if softcap is None and sinks is None:
         out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
@@ -173,7 +173,8 @@ def _sdpa_group(
         if sinks is not None:
             sinks = sinks.view(kv_heads, 1, share).expand(-1, queries, -1).reshape(kv_heads, queries * share, 1)
         out = _softmax_attention(folded, key, value, mask, scaling, softcap, sinks)
-    out = out.view(rows, kv_heads, queries, share, -1).permute(0, 2, 1, 3, 4)
+    if queries > 1:
+        out = out.view(rows, kv_heads, queries, share, -1).transpose(1, 2)
     return out.reshape(rows, queries, heads, -1)
 
 
@@ -240,7 +241,7 @@ def attend(
     if kwargs.get("position_bias") is not None:
         raise ModelError("attention with a position bias per layer is not supported")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    packed = query[0].transpose(0, 1)
+    packed = query.transpose(1, 2)
     step = ensemble_step
     layer: int = module.layer_idx  # type: ignore[assignment]
     if step.windows is not None:
@@ -256,14 +257,13 @@ def attend(
             if s_aux is not None:
                 raise ModelError("attention sinks are not supported by the flash-attn path; use attention='sdpa'")
             store = step.stores[layer]
-            new_key, new_value = (_padded(x[0].transpose(0, 1), group) for x in (key, value))
+            new_key, new_value = (_padded(x.transpose(1, 2), group) for x in (key, value))
             out = _flash_group(
                 step.flash, q, new_key, new_value, store.keys, store.values, group, scale, softcap, sliding_window
             )
-        out = out.reshape(-1, *out.shape[2:])
-        outs.append(out if group.put is None else out.index_select(0, group.put))
-    out = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return out[None], None
+        out = out.reshape(1, -1, *out.shape[2:])
+        outs.append(out if group.put is None else out.index_select(1, group.put))
+    return outs[0] if len(outs) == 1 else torch.cat(outs, dim=1), None
 
 
 def _plain(

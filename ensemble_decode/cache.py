@@ -60,8 +60,8 @@ class LayerStore:
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, index: torch.Tensor) -> None:
         """Store ``keys``/``values`` ``[1, heads, N, dim]`` at flat positions ``index`` int64 ``[N · heads]``, token-major."""
-        self.flat_keys.index_copy_(0, index, keys[0].transpose(0, 1).reshape(-1, keys.shape[-1]))
-        self.flat_values.index_copy_(0, index, values[0].transpose(0, 1).reshape(-1, values.shape[-1]))
+        self.flat_keys.index_copy_(0, index, keys.transpose(1, 2).reshape(-1, keys.shape[-1]))
+        self.flat_values.index_copy_(0, index, values.transpose(1, 2).reshape(-1, values.shape[-1]))
 
     def grow(self, slots: int, capacity: int, lengths: Sequence[int]) -> None:
         self._keys = self._keys.grown(slots, capacity, lengths)
