@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,12 +31,22 @@ class Draft:
     probs: list[float] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
     ended: bool = False
+    before: Draft | None = None  # the draft that this one continues, where it was written ahead of its verdict
     safe: list[int] = field(default_factory=list)
     views: dict[int, View] = field(default_factory=dict)
 
     @property
     def text(self) -> bytes:
         return b"".join(self.pieces)
+
+    @property
+    def ahead(self) -> int:
+        """Tokens between the row's end and this draft."""
+        return 0 if self.before is None else len(self.before.ids)
+
+    @property
+    def whole_text(self) -> bytes:
+        return self.text if self.before is None else self.before.text + self.text
 
     def drop_last(self) -> None:
         for kept in (self.ids, self.pieces, self.probs, self.logits):
@@ -55,22 +66,31 @@ class View:
 
 
 def write_drafts(
-    engine: Engine, rows: Sequence[Row], lengths: Sequence[int], goes_on: Callable[[Row, float], bool]
+    engine: Engine,
+    rows: Sequence[Row],
+    lengths: Sequence[int],
+    goes_on: Callable[[Row, float], bool],
+    after: Sequence[Draft] | None = None,
 ) -> list[Draft]:
     """Let the primary extend every row by up to ``lengths`` tokens, greedily or sampled, stopping after END.
 
     ``goes_on(row, probability)`` may end a draft early. A draft also ends where a context is full. A row whose first logits
-    cannot be chosen from fails and has no draft.
+    cannot be chosen from fails and has no draft. With ``after``, each draft continues that (not yet judged) draft of the
+    same row instead; a row that cannot be continued then simply has none.
     """
-    drafts = [Draft(row, row.total(0)) for row in rows]
+    if after is None:
+        drafts = [Draft(row, row.total(0)) for row in rows]
+        logits = engine.next_logits(0, rows)
+    else:
+        drafts = [Draft(d.row, d.start + len(d.ids), before=d) for d in after]
+        logits = engine.extend(0, rows, [d.ids[-1:] for d in after], "last").values
     live = list(zip(drafts, lengths, strict=True))
-    logits = engine.next_logits(0, rows)
     while live:
-        choices = engine.choose(0, [d.row for d, _ in live], logits, [len(d.ids) for d, _ in live])
+        choices = engine.choose(0, [d.row for d, _ in live], logits, [d.ahead + len(d.ids) for d, _ in live])
         going = []
         for i, ((draft, length), choice) in enumerate(zip(live, choices, strict=True)):
             if choice is None:
-                if not draft.ids:
+                if not draft.ids and after is None:
                     engine.fail(draft.row, 0, logits[i])
                 continue
             draft.ids.append(choice.id)
@@ -79,13 +99,13 @@ def write_drafts(
             draft.ended = choice.id in engine.eos[0]
             draft.pieces.append(b"" if draft.ended else engine.vocab.models[0].token_bytes[choice.id])
             more = len(draft.ids) < length and not draft.ended and goes_on(draft.row, choice.prob)
-            if more and not draft.row.full_with(draft.start + len(draft.ids), draft.text):
+            if more and not draft.row.full_with(draft.start + len(draft.ids), draft.whole_text):
                 going.append((draft, length))
         live = going
         if live:
             logits = engine.extend(0, [d.row for d, _ in live], [d.ids[-1:] for d, _ in live], "last").values
     for draft in drafts:
-        while len(draft.ids) > 1 and draft.row.overfull_with(draft.text):
+        while len(draft.ids) > 1 and draft.row.overfull_with(draft.whole_text):
             draft.drop_last()
     return [draft for draft in drafts if draft.ids]
 
@@ -132,32 +152,36 @@ def _edges(token_bytes: Sequence[bytes], ids: Sequence[int], first: int, end: in
     return edges
 
 
-def verify(engine: Engine, drafts: Sequence[Draft]) -> None:
-    """Each verifier forwards what is new in text + draft, in one pass, and keeps its logits at the safe positions.
+def verifications(engine: Engine, drafts: Sequence[Draft]) -> list[Callable[[], None]]:
+    """For each verifier the work of reading text + draft: forward what is new, in one pass, keep the logits at safe positions.
 
-    Tokens after the last safe position are left for later: nobody reads what follows them.
+    Tokens after the last safe position are left for later: nobody reads what follows them. The jobs touch different models
+    only, so they may run at the same time.
     """
     edges = mark_safe(engine, drafts)
+    jobs = []
     for m in range(1, len(engine.runners)):
         todo = [(draft, edge) for draft, edge in zip(drafts, edges[m], strict=True) if draft.safe]
-        if not todo:
-            continue
-        rows, news, counts = [], [], []
-        for draft, edge in todo:
-            row, prompt = draft.row, draft.row.request.prompt_ids[m]
-            first, last = edge[draft.safe[0]], edge[draft.safe[-1]]
-            start = min(row.cached[m], len(prompt) + first - 1)
-            row.cached[m] = start
-            news.append(
-                (prompt[start:] + row.ids[m][:last]) if start < len(prompt) else row.ids[m][start - len(prompt) : last]
-            )
-            counts.append(last - first + 1)
-            rows.append(row)
-        out = engine.extend(m, rows, news, counts)
-        for i, (draft, edge) in enumerate(todo):
-            origin = out.starts[i] - edge[draft.safe[0]]
-            ids = draft.row.ids[m]
-            draft.views[m] = View(
-                targets={j: ids[p] if p < len(ids) else TARGET_END for j, p in edge.items()},
-                logits={j: out.values[origin + p] for j, p in edge.items()},
-            )
+        if todo:
+            jobs.append(partial(_verify, engine, m, todo))
+    return jobs
+
+
+def _verify(engine: Engine, m: int, todo: Sequence[tuple[Draft, dict[int, int]]]) -> None:
+    rows, news, counts = [], [], []
+    for draft, edge in todo:
+        row, prompt = draft.row, draft.row.request.prompt_ids[m]
+        first, last = edge[draft.safe[0]], edge[draft.safe[-1]]
+        row.cached[m] = start = min(row.cached[m], len(prompt) + first - 1)
+        ids = row.ids[m]
+        news.append(prompt[start:] + ids[:last] if start < len(prompt) else ids[start - len(prompt) : last])
+        counts.append(last - first + 1)
+        rows.append(row)
+    out = engine.extend(m, rows, news, counts)
+    for i, (draft, edge) in enumerate(todo):
+        origin = out.starts[i] - edge[draft.safe[0]]
+        ids = draft.row.ids[m]
+        draft.views[m] = View(
+            targets={j: ids[p] if p < len(ids) else TARGET_END for j, p in edge.items()},
+            logits={j: out.values[origin + p] for j, p in edge.items()},
+        )

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from ..rows import Row
 
 LONGEST = 16
 FIRST = 5
 CONFIDENCE = 0.35
 
 
-@dataclass
+@dataclass(frozen=True)
 class AutoLength:
     """The rule of ``draft_length="auto"``.
 
@@ -24,17 +20,12 @@ class AutoLength:
 
     length: int = FIRST
 
-    @classmethod
-    def of(cls, row: Row) -> AutoLength:
-        if not isinstance(row.state, cls):
-            row.state = cls()
-        return row.state
-
-    def goes_on(self, prob: float) -> bool:
+    @staticmethod
+    def goes_on(prob: float) -> bool:
         return prob >= CONFIDENCE
 
-    def record(self, kept: int, *, rejected: bool) -> None:
+    def after(self, kept: int, *, rejected: bool) -> AutoLength:
+        """The rule's next state: ``kept`` tokens of the last draft stood, and one was rejected or not."""
         if rejected:
-            self.length = max(1, min(kept + 1, LONGEST))
-        elif kept >= self.length:
-            self.length = min(self.length + 2, LONGEST)
+            return AutoLength(max(1, min(kept + 1, LONGEST)))
+        return AutoLength(min(self.length + 2, LONGEST)) if kept >= self.length else self

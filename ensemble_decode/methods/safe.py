@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -12,7 +13,7 @@ from .. import kernels
 from ..errors import InputError
 from ..sampling import ACCEPT, RESIDUAL, filtered_probs, uniform
 from .base import BaseMethod
-from .drafting import Draft, verify, write_drafts
+from .drafting import Draft, verifications, write_drafts
 from .gates import GATE_NAMES, Gate
 from .lengths import AutoLength
 from .sharpen import Sharpen
@@ -32,7 +33,9 @@ class SAFE:
     ``base``: the step taken at a rejected position (``UniTE`` or ``GaC``). ``draft_length``: tokens per draft, or ``"auto"``: lengths that
     follow each row's acceptance and the primary's confidence. ``sharpen``: of the ensemble distribution at that position.
     ``test``: None for the paper's test (unanimity, or weighted probability above 1/2), or a gate: a safe position is then
-    rejected where the gate is open (``MaxProb``: the primary unsure; ``KL``, ``JS``: the models disagree).
+    rejected where the gate is open (``MaxProb``: the primary unsure; ``KL``, ``JS``: the models disagree). ``overlap``: while the
+    verifiers read a draft the primary writes the next one, which is dropped where something is rejected; None does so
+    where a verifier sits on another device than the primary. The tokens are the same.
 
     Sampled (paper, appendix H): a draft token stands with probability min(1, E / P_0), a rejected position draws from the
     residual max(E - P_0, 0).
@@ -42,6 +45,7 @@ class SAFE:
     draft_length: int | Literal["auto"] = 5
     sharpen: Sharpen = field(default_factory=Sharpen)
     test: Gate | None = None
+    overlap: bool | None = None
 
     def __post_init__(self) -> None:
         if not hasattr(self.base, "fuse"):
@@ -67,18 +71,59 @@ class SAFE:
 
     def round(self, engine: Engine, rows: Sequence[Row]) -> None:
         drafts = self._generate(engine, rows)
-        verify(engine, drafts)
+        jobs = verifications(engine, drafts)
+        ahead = self._ahead(engine, drafts, jobs) if self._overlaps(engine) else _run(jobs)
         rejected = self._judge(engine, drafts)
-        self._commit(engine, drafts, rejected)
+        self._commit(engine, drafts, rejected, {id(draft.before): draft for draft in ahead})
 
     # -- generate --------------------------------------------------------------------------------------------------
 
     def _generate(self, engine: Engine, rows: Sequence[Row]) -> list[Draft]:
-        if self.draft_length == "auto":
-            lengths = [min(AutoLength.of(row).length, row.room) for row in rows]
-            return write_drafts(engine, rows, lengths, lambda row, prob: AutoLength.of(row).goes_on(prob))
-        lengths = [min(self.draft_length, row.room) for row in rows]
-        return write_drafts(engine, rows, lengths, lambda row, prob: True)
+        """One draft per row: the one written ahead, where it still holds, else a new one."""
+        ready = {id(row): State.of(row).ahead for row in rows}
+        new = [row for row in rows if ready[id(row)] is None]
+        for row in rows:
+            State.of(row).ahead = None
+        written = {id(draft.row): draft for draft in self._write(engine, new, None)} if new else {}
+        drafts = [ready[id(row)] or written.get(id(row)) for row in rows]
+        return [draft for draft in drafts if draft is not None]
+
+    def _write(self, engine: Engine, rows: Sequence[Row], after: Sequence[Draft] | None) -> list[Draft]:
+        taken = [0] * len(rows) if after is None else [len(draft.ids) for draft in after]
+        lengths = [min(self._length(row, t), row.room - t) for row, t in zip(rows, taken, strict=True)]
+        auto = self.draft_length == "auto"
+        return write_drafts(engine, rows, lengths, lambda row, prob: not auto or AutoLength.goes_on(prob), after)
+
+    def _length(self, row: Row, stood: int) -> int:
+        """The next draft's length; ``stood`` tokens that have not been judged yet are taken to stand."""
+        if self.draft_length != "auto":
+            return self.draft_length
+        auto = State.of(row).auto
+        return auto.after(stood, rejected=False).length if stood else auto.length
+
+    def _overlaps(self, engine: Engine) -> bool:
+        if self.overlap is not None:
+            return self.overlap
+        return any(runner.device != engine.device for runner in engine.runners[1:])
+
+    def _ahead(self, engine: Engine, drafts: Sequence[Draft], jobs: Sequence[Callable[[], None]]) -> list[Draft]:
+        """Run the verifiers in threads of their own, and write the next drafts meanwhile."""
+        with ThreadPoolExecutor(max_workers=max(1, len(jobs))) as pool:
+            running = [pool.submit(job) for job in jobs]
+            able = [draft for draft in drafts if self._continues(draft)]
+            ahead = self._write(engine, [draft.row for draft in able], able) if able else []
+            for job in running:
+                job.result()
+        return ahead
+
+    @staticmethod
+    def _continues(draft: Draft) -> bool:
+        row = draft.row
+        return (
+            not draft.ended
+            and len(draft.ids) < row.room
+            and not row.full_with(draft.start + len(draft.ids), draft.text)
+        )
 
     # -- verify ----------------------------------------------------------------------------------------------------
 
@@ -93,7 +138,13 @@ class SAFE:
 
     # -- ensemble --------------------------------------------------------------------------------------------------
 
-    def _commit(self, engine: Engine, drafts: Sequence[Draft], rejected: Sequence[Rejection | None]) -> None:
+    def _commit(
+        self,
+        engine: Engine,
+        drafts: Sequence[Draft],
+        rejected: Sequence[Rejection | None],
+        ahead: Mapping[int, Draft],
+    ) -> None:
         """Append what stands, then one fused token where something was rejected; drop the rest of the draft."""
         open_: list[tuple[Draft, Rejection]] = []
         for draft, rejection in zip(drafts, rejected, strict=True):
@@ -101,8 +152,13 @@ class SAFE:
             row.stats.drafted += len(draft.ids)
             row.stats.unsafe += len(draft.ids) - len(draft.safe)
             if self.draft_length == "auto":
-                AutoLength.of(row).record(kept, rejected=rejection is not None)
+                state = State.of(row)
+                state.auto = state.auto.after(kept, rejected=rejection is not None)
+            held = row.cached[0]
             self._keep(engine, draft, kept)
+            if rejection is None and not row.finished and id(draft) in ahead:
+                row.cached[0] = held
+                State.of(row).ahead = replace(ahead[id(draft)], before=None)
             if rejection is not None and not row.finished:
                 if rejection.failed is not None:
                     engine.fail(row, rejection.failed, draft.views[rejection.failed].logits[rejection.at])
@@ -134,6 +190,20 @@ class SAFE:
 
 
 @dataclass
+class State:
+    """What SAFE keeps per row between rounds: the rule of ``draft_length="auto"`` and a draft written ahead."""
+
+    auto: AutoLength = field(default_factory=AutoLength)
+    ahead: Draft | None = None
+
+    @classmethod
+    def of(cls, row: Row) -> State:
+        if not isinstance(row.state, cls):
+            row.state = cls()
+        return row.state
+
+
+@dataclass
 class Rejection:
     """The first safe position of a draft that does not stand. ``failed`` names a verifier whose logits there are unusable.
 
@@ -143,6 +213,12 @@ class Rejection:
     at: int
     failed: int | None = None
     cid: int | None = None
+
+
+def _run(jobs: Sequence[Callable[[], None]]) -> list[Draft]:
+    for job in jobs:
+        job()
+    return []
 
 
 def gather(engine: Engine, places: Sequence[tuple[Draft, int]]) -> list[torch.Tensor]:

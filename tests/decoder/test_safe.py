@@ -1,5 +1,7 @@
 """SAFE: what it promises about tokens, samples, work and caches."""
 
+import time
+
 import pytest
 import torch
 from support.ensembles import MIXED, byte_ensemble, same, tiny
@@ -128,19 +130,50 @@ def test_streams_never_show_what_may_be_taken_back():
 
 
 def test_auto_lengths_follow_the_row():
-    length = AutoLength()
-    start = length.length
-    length.record(start, rejected=False)
-    assert length.length == start + 2
+    start = AutoLength()
+    longer = start.after(start.length, rejected=False)
+    assert longer.length == start.length + 2
     for _ in range(20):
-        length.record(length.length, rejected=False)
-    assert length.length == LONGEST
-    length.record(2, rejected=True)
-    assert length.length == 3
-    length.record(1, rejected=False)
-    assert length.length == 3
-    assert length.goes_on(0.9)
-    assert not length.goes_on(0.1)
+        longer = longer.after(longer.length, rejected=False)
+    assert longer.length == LONGEST
+    shorter = longer.after(2, rejected=True)
+    assert shorter.length == 3
+    assert shorter.after(1, rejected=False) == shorter  # stopped early by its confidence: nothing learned
+    assert AutoLength.goes_on(0.9)
+    assert not AutoLength.goes_on(0.1)
+
+
+@pytest.mark.parametrize("sampling", [ed.Sampling(), ed.Sampling(temperature=0.8, seed=4)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("draft_length", [3, "auto"])
+def test_overlap_gives_the_same_tokens(draft_length, sampling):
+    trio = tiny("gpt2", "llama2", "gemma")
+    method = ed.SAFE(draft_length=draft_length, overlap=False)
+    plain = trio.generate(MIXED, method=method, max_new_tokens=16, sampling=sampling, batch_size=3)
+    method = ed.SAFE(draft_length=draft_length, overlap=True)
+    ahead = trio.generate(MIXED, method=method, max_new_tokens=16, sampling=sampling, batch_size=3)
+    assert all(same(one, other) for one, other in zip(plain, ahead, strict=True))
+    assert [row.stats.drafted for row in plain] == [row.stats.drafted for row in ahead]
+
+
+def test_overlap_hides_the_verifiers_time(monkeypatch):
+    """Devices that work at the same time, simulated by models that sleep: drafting goes on while the verifier reads."""
+    ensemble = byte_ensemble(2, twins=True)
+    for runner, seconds in zip(ensemble.runners, (0.02, 0.08), strict=True):
+        original = runner.extend
+
+        def slow(*args, original=original, seconds=seconds):
+            time.sleep(seconds)
+            return original(*args)
+
+        monkeypatch.setattr(runner, "extend", slow)
+    walls = {}
+    for overlap in (False, True):
+        began = time.perf_counter()
+        (row,) = ensemble.generate("abcd", method=ed.SAFE(draft_length=4, overlap=overlap), max_new_tokens=32)
+        walls[overlap] = time.perf_counter() - began
+        assert row.stats.accepted == 32
+    # 8 rounds of 4 * 20 ms + 80 ms; overlapped, only the first draft and the last verification stand alone.
+    assert walls[True] < 0.8 * walls[False]
 
 
 def test_auto_throws_away_less_work():
