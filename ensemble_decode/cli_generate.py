@@ -145,7 +145,9 @@ def generate(
         attention=attention,
     )
     streaming = stream if stream is not None else out.is_terminal and len(texts) == 1 and not as_json
-    sent: list[Any] = [_message(text, system) for text in texts] if chat else list(texts)
+    sent: list[Any] = list(texts)
+    if chat:
+        sent = [_message(text, system) for text in texts]
     done = ensemble.generate(
         sent,
         method=chosen,
@@ -205,7 +207,7 @@ def _show(done: "list[Completion]", texts: list[str], out: Console, *, as_json: 
 
 def as_dict(prompt: str, completion: "Completion") -> dict[str, Any]:
     """A completion as JSON has it: exact bytes in base64, candidates as text with ``\\xhh`` for bytes that are not UTF-8."""
-    fields = {
+    fields: dict[str, Any] = {
         "prompt": prompt,
         "text": completion.text,
         "data_base64": base64.b64encode(completion.data).decode(),

@@ -92,7 +92,7 @@ def _cpu_has_bfloat16() -> bool:
 
 
 def _native_isa() -> str:
-    from ensemble_decode.kernels import native_
+    import ensemble_decode.kernels.native_ as native_
 
     reason = native_.unavailable_reason()
     return native_.isa() if reason is None else f"none: {reason}"
