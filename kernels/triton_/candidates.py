@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs
 """Device functions on candidates: the union of top-k sets and one model's scores of it."""
 
 from __future__ import annotations

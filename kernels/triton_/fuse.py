@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs
 """Device functions from the scores of a union of candidates to one choice: aggregate, gate, sharpen, choose.
 
 With q_m = softmax_U(s_m): arithmetic E = Σ w_m q_m (UniTE, arXiv 2410.03777), geometric E ∝ exp Σ w_m log q_m. Tiles

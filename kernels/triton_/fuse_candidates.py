@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs
 """E = aggregate of q_m = softmax_U(s_m) over models; gate, sharpen, choose: one program per row."""
 
 from __future__ import annotations

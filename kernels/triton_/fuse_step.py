@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs
 """logits → top k → union U → scores on U → E → choice, for M models in two launches: the stream and this kernel."""
 
 from __future__ import annotations

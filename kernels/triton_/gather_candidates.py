@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs
 """score(u) = logits[ids_of[u]]; at END log Σ exp logits[eos_ids]; −inf where the model has no id for u."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs
 """Device function that samples one candidate: filters as transformers applies them, then Gumbel-max.
 
 E_T ∝ E^(1/T); top-k, top-p, min-p in this order; then argmax over u of log E_T(u) + g(u), g = −log(−log r) with r from

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs
 """Stage 2, the first half: one row of one model from stage 1's chunks and groups to its statistics and exact top k.
 
 The k best groups by (maximum descending, group ascending) hold the k best elements: an element outside them has k

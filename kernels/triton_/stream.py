@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs
 """Stage 1: one read of the logits.
 
 Per chunk of 8192 elements, with m = max x, z = (x − m)·log₂e and e = 2^z: the triple (m, Σe, Σe·z) and a NaN flag, and

@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs
 """values, ids = the k greatest logits of each row, ordered by (value descending, id ascending), with
 logsumexp = log Σ exp x and entropy = −Σ p log p, p = exp(x − logsumexp): one read of the logits, two launches.
 """

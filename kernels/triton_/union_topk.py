@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs
 """cids = sorted(⋃_m to_cid_m[ids_m]) of every row, −1 padded, and their number."""
 
 from __future__ import annotations

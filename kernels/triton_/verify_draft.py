@@ -1,3 +1,4 @@
+# mypy: allow-untyped-defs
 """P(target) = exp(logit − logsumexp) for each position of a draft, and whether the target is the verifier's argmax."""
 
 from __future__ import annotations
