@@ -85,6 +85,29 @@ def generate(
     sharpen_temperature: Annotated[
         float | None, typer.Option(help="safe: temperature of temperature sharpening.", rich_help_panel=_METHOD)
     ] = None,
+    test: Annotated[
+        str | None,
+        typer.Option(
+            help="safe: reject a token where this gate is open, instead of the paper's test.", rich_help_panel=_METHOD
+        ),
+    ] = None,
+    segment_length: Annotated[
+        int | None, typer.Option(help="specfuse: tokens per draft.", rich_help_panel=_METHOD)
+    ] = None,
+    exit_threshold: Annotated[
+        float | None, typer.Option(help="specfuse: a model leaves below this share.", rich_help_panel=_METHOD)
+    ] = None,
+    exit_temperature: Annotated[
+        float | None, typer.Option(help="specfuse: temperature of the exit test.", rich_help_panel=_METHOD)
+    ] = None,
+    feedback: Annotated[
+        float | None, typer.Option(help="specfuse: learning rate of SpecEM's weights.", rich_help_panel=_METHOD)
+    ] = None,
+    trim: Annotated[str | None, typer.Option(help="specfuse: word or none.", rich_help_panel=_METHOD)] = None,
+    literal: Annotated[
+        list[str] | None,
+        typer.Option(help="specfuse: a further candidate of every round; may be repeated.", rich_help_panel=_METHOD),
+    ] = None,
     single_model: Annotated[
         int | None, typer.Option(help="single: which model writes, from 0.", rich_help_panel=_METHOD)
     ] = None,
@@ -127,6 +150,9 @@ def generate(
             "top-k": top_k, "oov": oov, "aggregate": aggregate, "gate": gate, "threshold": threshold, "base": base,
             "draft-length": draft_length, "sharpen": sharpen, "trigger": trigger, "sharpen-threshold": sharpen_threshold,
             "sharpen-min-prob": sharpen_min_prob, "sharpen-temperature": sharpen_temperature, "single-model": single_model,
+            "test": test, "segment-length": segment_length, "exit-threshold": exit_threshold,
+            "exit-temperature": exit_temperature, "feedback": feedback, "trim": trim,
+            "literal": tuple(literal) if literal else None,
         },
     )  # fmt: skip
     texts = _read_prompts(prompts, file)
@@ -224,6 +250,7 @@ def as_dict(prompt: str, completion: "Completion") -> dict[str, Any]:
                 "candidates": [_readable(candidate) for candidate in step.candidates],
                 "chosen": _readable(step.chosen),
                 "model_top": [_readable(top) for top in step.model_top],
+                "segment": None if step.segment is None else step.segment._asdict(),
             }
             for step in completion.trace
         ]

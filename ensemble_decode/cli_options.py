@@ -14,7 +14,8 @@ _SHARPEN = ("sharpen", "trigger", "sharpen-threshold", "sharpen-min-prob", "shar
 METHOD_OPTIONS: dict[str, tuple[str, ...]] = {
     "unite": _UNITE,
     "gac": ("threshold",),
-    "safe": ("base", "draft-length", *_SHARPEN, *_UNITE, "threshold"),
+    "safe": ("base", "draft-length", "test", *_SHARPEN, *_UNITE, "threshold"),
+    "specfuse": ("segment-length", "exit-threshold", "exit-temperature", "feedback", "trim", "literal"),
     "single": ("single-model",),
 }
 _GATES = ("max_prob", "kl", "js")
@@ -38,6 +39,8 @@ def build_method(name: str, options: Mapping[str, Any]) -> "Method":
         return _unite(given)
     if name == "gac":
         return _gac(given)
+    if name == "specfuse":
+        return _specfuse(given)
     if name == "single":
         return Single(given.get("single-model", 0))
     return _safe(given)
@@ -76,7 +79,23 @@ def _safe(given: Mapping[str, Any]) -> Any:
         },
     )
     lengths = {"draft_length": _draft_length(given["draft-length"])} if "draft-length" in given else {}
-    return SAFE(base=_gac(given) if base_name == "gac" else _unite(given), sharpen=Sharpen(**sharpen), **lengths)
+    test = {"test": parse_gate(given["test"])} if "test" in given else {}
+    base = _gac(given) if base_name == "gac" else _unite(given)
+    return SAFE(base=base, sharpen=Sharpen(**sharpen), **lengths, **test)
+
+
+def _specfuse(given: Mapping[str, Any]) -> Any:
+    from ensemble_decode.methods import SpecFuse
+
+    names = {
+        "segment-length": "segment_length",
+        "exit-threshold": "exit_threshold",
+        "exit-temperature": "temperature",
+        "feedback": "feedback",
+        "trim": "trim",
+        "literal": "literals",
+    }
+    return SpecFuse(**_renamed(given, names))
 
 
 def _renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -98,11 +117,11 @@ def parse_gate(text: str) -> Any:
 
     name, colon, number = text.partition(":")
     if name not in _GATES:
-        raise InputError(f"--gate {text!r}: there are {', '.join(_GATES)}, with a threshold as in kl:0.2")
+        raise InputError(f"gate {text!r}: there are {', '.join(_GATES)}, with a threshold as in kl:0.2")
     gate = {"max_prob": MaxProb, "kl": KL, "js": JS}[name]
     try:
         return gate(float(number)) if colon else gate()
     except ValueError as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"--gate {text!r}: the threshold {number!r} is not a number") from None
+        raise InputError(f"gate {text!r}: the threshold {number!r} is not a number") from None

@@ -12,7 +12,7 @@ from support import tiny_models
 import ensemble_decode as ed
 from ensemble_decode import cli, cli_options
 from ensemble_decode.errors import InputError
-from ensemble_decode.methods import JS, KL, SAFE, GaC, MaxProb, Sharpen, Single, UniTE
+from ensemble_decode.methods import JS, KL, SAFE, GaC, MaxProb, Sharpen, Single, SpecFuse, UniTE
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +96,14 @@ def test_json_has_the_whole_completion_and_the_trace(run, pair, library):
         assert [step["chosen"] for step in line["trace"]] == shown
 
 
+@pytest.mark.parametrize("method", ["gac", "safe", "specfuse"])
+def test_every_method_runs_from_the_command_line(run, pair, library, method):
+    chosen = {"gac": GaC(), "safe": SAFE(), "specfuse": SpecFuse()}[method]
+    code, out, _ = run("generate", *pair, "-n", "10", "--method", method, "--json", "--trace", "The printing press")
+    assert code == 0
+    assert json.loads(out)["text"] == library.generate("The printing press", method=chosen, max_new_tokens=10)[0].text
+
+
 def test_options_reach_the_method_and_the_sampling(run, pair, library):
     sampled = ["--temperature", "0.8", "--top-p", "0.9", "--sample-top-k", "20", "--min-p", "0.01", "--seed", "7"]
     _, out, _ = run("generate", *pair, "-n", "10", "--weight", "3", "--weight", "1", *sampled, "--top-k", "4", "The")
@@ -175,6 +183,11 @@ def test_every_method_option_builds_what_it_says():
         UniTE(4), 3, Sharpen("temperature", "entropy", 0.6, 0.2, 0.4)
     )
     assert build("safe", {"base": "gac", "threshold": 0.6}) == SAFE(GaC(0.6))
+    assert build("safe", {"test": "js:0.2"}) == SAFE(test=JS(0.2))
+    spec = {"segment-length": 4, "exit-threshold": 0.3, "exit-temperature": 0.2, "feedback": 0.5}
+    assert build("specfuse", spec | {"trim": "none", "literal": (" so",)}) == SpecFuse(
+        4, 0.3, 0.2, 0.5, "none", (" so",)
+    )
     assert cli_options.parse_gate("kl") == KL()
     assert cli_options.parse_gate("max_prob:0.4") == MaxProb(0.4)
 
