@@ -28,5 +28,15 @@ $(VENV)/.installed: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csr
 	$(BIN)/pip install -q -c constraints.txt -e '.[demo,dev]'
 	touch $@
 
+# Hours: recomputes every golden file that is missing with the slow decoder (resumes where it stopped).
+oracle: models
+	$(BIN)/python tests/support/oracle/sweep.py
+
+# Ratios of medians on this machine; what each script measures is said at its top.
+bench: models
+	$(BIN)/python benches/bench_decode.py
+	$(BIN)/python benches/bench_specfuse.py round
+	$(BIN)/python benches/bench_kernels_cpu.py
+
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
