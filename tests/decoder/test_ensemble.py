@@ -35,7 +35,6 @@ def test_batch_equals_solo(trio, name, sampling):
     """Mixed lengths, rows that end early, refilled slots: every row as if it were alone; streams join to the same text."""
     options = {"method": METHODS[name], "max_new_tokens": 12, "sampling": sampling, "stop": ["ee", "\n\n"]}
     together = trio.generate(MIXED, batch_size=3, **options)
-    assert len({row.finish_reason for row in together}) > 1 or len({len(row.token_ids) for row in together}) > 1
     for i, prompt in enumerate(MIXED):
         (alone,) = trio.generate(prompt, row_ids=[i], **options)
         assert same(together[i], alone), (name, prompt)
@@ -61,7 +60,7 @@ def test_slots_are_released(trio):
         stream = trio.stream(MIXED, method=method, max_new_tokens=9)
         next(stream)
         stream.close()
-        assert all(runner.cache.held == 0 for runner in trio.runners), name
+        assert all(runner.cache.bytes_used == 0 for runner in trio.runners), name
 
 
 @pytest.mark.parametrize("method", [ed.UniTE(), ed.GaC(1.0)], ids=["unite", "gac"])
@@ -106,27 +105,32 @@ def test_case_16_each_model_has_its_own_prompt_ids(trio):
 
 
 @pytest.mark.parametrize("method", [ed.UniTE(), ed.SAFE()], ids=["unite", "safe"])
-@pytest.mark.parametrize("limits", [(24, 400, 400), (400, 30, 400)])
-def test_case_24_the_shortest_context_ends_the_row(method, limits):
+@pytest.mark.parametrize("short", [0, 1, 2])
+def test_case_24_the_shortest_context_ends_the_row(trio, method, short, monkeypatch):
     """A row ends with ``length`` as soon as one model's ids fill its context, never past it, in look-ahead neither."""
-    short = tiny("gpt2", "llama2", "gemma", context=limits)
-    wide = tiny("gpt2", "llama2", "gemma")
-    (ended,) = short.generate("The quick", method=method, max_new_tokens=60)
-    (free,) = wide.generate("The quick", method=method, max_new_tokens=60)
-    if ended.finish_reason == "end":
-        pytest.skip("the tiny models ended the text before the limit")
-    assert ended.finish_reason == "length"
-    assert len(ended.token_ids) < 60
-    assert free.data.startswith(ended.data)
-    totals = []
-    for m, model in enumerate(short.vocab.models):
-        prompt = short._prompt_ids(m, "The quick", "template", "error")
-        totals.append(len(prompt) + len(ended.token_ids if m == 0 else model.encode(ended.data)))
-    assert any(total >= limit for total, limit in zip(totals, limits, strict=True))
+    prompt = "def f(x):\n"
+    free = trio.generate([prompt], method=method, max_new_tokens=40)[0]
+    limit = len(trio._prompt_ids(short, prompt, "template", "error")) + 14
+    monkeypatch.setattr(trio.runners[short], "context_length", limit)
+    (row,) = trio.generate([prompt], method=method, max_new_tokens=40)
+    assert row.finish_reason == "length"
+    assert len(row.token_ids) < len(free.token_ids)
+    model = trio.vocab.models[short]
+
+    def held(ids: list[int]) -> int:
+        """Positions that the model with the short context needs for the text of these ids of the primary."""
+        data = trio.vocab.models[0].decode(ids)
+        return limit - 14 + (len(ids) if short == 0 else len(model.encode(data)))
+
+    assert held(row.token_ids) >= limit
+    assert held(row.token_ids[:-1]) < limit
+    if isinstance(method, ed.UniTE):
+        assert free.data.startswith(row.data)
 
 
-def test_a_prompt_that_fills_a_context_is_an_error_row():
-    short = tiny("gpt2", "llama2", context=(16, 400))
+def test_a_prompt_that_fills_a_context_is_an_error_row(monkeypatch):
+    short = tiny("gpt2", "llama2")
+    monkeypatch.setattr(short.runners[0], "context_length", 16)
     bad, good = short.generate(["the cat " * 20, "a"], max_new_tokens=3)
     assert bad.finish_reason == "error"
     assert "model 0 (gpt2)" in bad.error
@@ -150,7 +154,7 @@ def test_case_27_nan_ends_its_row_alone(method, bad_model):
     good = tiny(*names)
     prompts = ["The cat", "qqq", "A dog"]
     ids = [set(good._prompt_ids(bad_model, prompt, "template", "error")) for prompt in prompts]
-    (trigger,) = [i for i in ids[1] - ids[0] - ids[2]][:1]
+    trigger = min(ids[1] - ids[0] - ids[2])
     rows = _poisoned(names, bad_model, trigger).generate(prompts, method=method, max_new_tokens=6)
     expected = good.generate(prompts, method=method, max_new_tokens=6)
     assert rows[1].finish_reason == "error"
@@ -165,8 +169,7 @@ def test_case_20_any_eos_id_ends_a_row():
     """EOS is the union of the tokenizer's and the generation config's ids; END comes last in ``token_ids``."""
     trio = tiny("llama3", "qwen2", "gemma")
     ends = {}
-    for i in range(40):
-        (row,) = trio.generate(f"{i} the", method=ed.Single(), max_new_tokens=40)
+    for row in trio.generate([f"{i} the" for i in range(40)], method=ed.Single(), max_new_tokens=40):
         if row.finish_reason == "end":
             ends[row.token_ids[-1]] = row
     assert ends, "no text ended: the tiny models must write END now and then"
@@ -178,7 +181,7 @@ def test_case_20_any_eos_id_ends_a_row():
 def test_case_19_stop_strings_across_tokens(trio):
     """A stop that starts and ends inside tokens cuts the text before it; one that never occurs changes nothing."""
     (free,) = trio.generate("The quick brown fox", max_new_tokens=24)
-    for at in range(1, len(free.data) - 3, 3):
+    for at in range(1, len(free.data) - 3, 7):
         stop = free.data[at : at + 3]
         (row,) = trio.generate("The quick brown fox", max_new_tokens=24, stop=stop)
         cut = free.data.find(stop)

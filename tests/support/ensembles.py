@@ -7,14 +7,9 @@ from support import tiny_models, tokenizers
 
 
 @cache
-def tiny(*names: str, context: tuple[int, ...] = ()) -> ed.Ensemble:
-    """One tiny model per tokenizer name, in order; ``context`` shortens the models' contexts."""
-    limits = context or (512,) * len(names)
-    made = []
-    for i, (name, limit) in enumerate(zip(names, limits, strict=True)):
-        family = tiny_models.USUAL[name]
-        size = {"n_positions": limit} if family == "gpt2" else {"max_position_embeddings": limit}
-        made.append(tiny_models.tiny_model(family, name, seed=i, **size))
+def tiny(*names: str) -> ed.Ensemble:
+    """One tiny model per tokenizer name, in order."""
+    made = [tiny_models.tiny_model(tiny_models.USUAL[name], name, seed=i) for i, name in enumerate(names)]
     return ed.Ensemble.from_models(made, [tokenizers.build(name) for name in names], names=list(names))
 
 
