@@ -20,6 +20,12 @@ struct V {
   // MAXPS returns its second operand where either is NaN; the two names say which behaviour the caller needs.
   static V max_skip_nan(V x, V kept) { return {_mm256_max_ps(x.lo, kept.lo), _mm256_max_ps(x.hi, kept.hi)}; }
   static V max_keep_nan(V bound, V x) { return {_mm256_max_ps(bound.lo, x.lo), _mm256_max_ps(bound.hi, x.hi)}; }
+  static void nearest(V x, V& bits, V& value) {
+    const __m256i lo = _mm256_cvtps_epi32(x.lo);
+    const __m256i hi = _mm256_cvtps_epi32(x.hi);
+    bits = {_mm256_castsi256_ps(lo), _mm256_castsi256_ps(hi)};
+    value = {_mm256_cvtepi32_ps(lo), _mm256_cvtepi32_ps(hi)};
+  }
   static V scale(V p, V z) { return {scale8(p.lo, z.lo), scale8(p.hi, z.hi)}; }
   // x = mantissa * 2^exponent with the mantissa in [sqrt(1/2), sqrt(2)).
   static void split(V x, V& mantissa, V& exponent) {
@@ -56,17 +62,18 @@ struct V {
       a = {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
       b = {_mm256_cvtph_ps(_mm_loadu_si128(h + 2)), _mm256_cvtph_ps(_mm_loadu_si128(h + 3))};
     } else {
-      // Even elements to a, odd ones to b: one operation each, and no sum depends on which lane an element has.
+      // Even elements of 16 to one half, odd ones to the other: one operation each, and order is of no concern.
       const __m256i* h = reinterpret_cast<const __m256i*>(p);
-      const __m256i first = _mm256_loadu_si256(h);
-      const __m256i second = _mm256_loadu_si256(h + 1);
-      const __m256i odd = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-      a = {_mm256_castsi256_ps(_mm256_slli_epi32(first, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(second, 16))};
-      b = {_mm256_castsi256_ps(_mm256_and_si256(first, odd)), _mm256_castsi256_ps(_mm256_and_si256(second, odd))};
+      a = split_pairs(_mm256_loadu_si256(h));
+      b = split_pairs(_mm256_loadu_si256(h + 1));
     }
   }
 
  private:
+  static V split_pairs(__m256i h) {
+    const __m256i odd = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(h, 16)), _mm256_castsi256_ps(_mm256_and_si256(h, odd))};
+  }
   static void split8(__m256 x, __m256& mantissa, __m256& exponent) {
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i e = _mm256_srai_epi32(_mm256_sub_epi32(bits, _mm256_set1_epi32(kSqrtHalfBits)), 23);

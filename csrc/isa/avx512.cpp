@@ -24,6 +24,11 @@ struct V {
   // VMAXPS returns its second operand where either is NaN.
   static V max_skip_nan(V x, V kept) { return {_mm512_max_ps(x.v, kept.v)}; }
   static V max_keep_nan(V bound, V x) { return {_mm512_max_ps(bound.v, x.v)}; }
+  static void nearest(V x, V& bits, V& value) {
+    const __m512i n = _mm512_cvtps_epi32(x.v);
+    bits.v = _mm512_castsi512_ps(n);
+    value.v = _mm512_cvtepi32_ps(n);
+  }
   static V scale(V p, V z) {
     const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(z.v), 23);
     return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), exponent))};
@@ -61,13 +66,19 @@ struct V {
       a = {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
       b = {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + 1))};
     } else {
-      const __m512i both = _mm512_loadu_si512(p);
-      a = {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))};
-      b = {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+      const __m256i* h = reinterpret_cast<const __m256i*>(p);
+      a = split_pairs(_mm256_loadu_si256(h));
+      b = split_pairs(_mm256_loadu_si256(h + 1));
     }
   }
 
  private:
+  // As in the AVX2 file: even elements of 16 in the lower half, odd ones in the upper.
+  static V split_pairs(__m256i h) {
+    const __m512i shifts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 16, 16, 16, 16, 16, 16, 16, 16);
+    const __m512i shifted = _mm512_sllv_epi32(_mm512_broadcast_i64x4(h), shifts);
+    return {_mm512_castsi512_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+  }
   static __m256 upper_half(__m512 v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); }
 };
 

@@ -3,6 +3,8 @@
 
 namespace {
 
+constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer and leaves it in the low bits
+
 // e^x: x = n ln 2 + r, e^r = 1 + r + r^2 p(r) with p minimax on |r| <= ln(2)/2 (3e-9 relative).
 inline V exp_of(V x) {
   x = V::max_keep_nan(V::set1(-105.0f), V::min(V::set1(89.0f), x));

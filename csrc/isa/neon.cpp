@@ -43,6 +43,13 @@ struct V {
     for (int i = 0; i < 4; ++i) x.q[i] = vmaxq_f32(bound.q[i], x.q[i]);
     return x;
   }
+  static void nearest(V x, V& bits, V& value) {
+    for (int i = 0; i < 4; ++i) {
+      const int32x4_t n = vcvtnq_s32_f32(x.q[i]);
+      bits.q[i] = vreinterpretq_f32_s32(n);
+      value.q[i] = vcvtq_f32_s32(n);
+    }
+  }
   static V scale(V p, V z) {
     for (int i = 0; i < 4; ++i) {
       const int32x4_t exponent = vshlq_n_s32(vreinterpretq_s32_f32(z.q[i]), 23);
@@ -88,11 +95,18 @@ struct V {
         b.q[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p) + 16 + 4 * i)));
       }
     } else {
-      for (int i = 0; i < 4; ++i) {
-        const uint32x4_t both = vreinterpretq_u32_u16(vld1q_u16(reinterpret_cast<const uint16_t*>(p) + 8 * i));
-        a.q[i] = vreinterpretq_f32_u32(vshlq_n_u32(both, 16));
-        b.q[i] = vreinterpretq_f32_u32(vandq_u32(both, vdupq_n_u32(0xffff0000u)));
-      }
+      split_pairs(reinterpret_cast<const uint16_t*>(p), a);
+      split_pairs(reinterpret_cast<const uint16_t*>(p) + 16, b);
+    }
+  }
+
+ private:
+  // Even elements of 16 in the lower half, odd ones in the upper.
+  static void split_pairs(const uint16_t* p, V& v) {
+    for (int i = 0; i < 2; ++i) {
+      const uint32x4_t both = vreinterpretq_u32_u16(vld1q_u16(p + 8 * i));
+      v.q[i] = vreinterpretq_f32_u32(vshlq_n_u32(both, 16));
+      v.q[2 + i] = vreinterpretq_f32_u32(vandq_u32(both, vdupq_n_u32(0xffff0000u)));
     }
   }
 };

@@ -47,6 +47,13 @@ struct V {
     for (int i = 0; i < 16; ++i) value.x[i] = bound.x[i] > value.x[i] ? bound.x[i] : value.x[i];
     return value;
   }
+  static void nearest(V x, V& bits, V& value) {
+    constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: adding it rounds and leaves the integer in the low bits
+    for (int i = 0; i < 16; ++i) {
+      bits.x[i] = x.x[i] + kToInteger;
+      value.x[i] = bits.x[i] - kToInteger;
+    }
+  }
   static V scale(V p, V z) {
     for (int i = 0; i < 16; ++i) {
       uint32_t bits, exponent;
@@ -98,9 +105,12 @@ struct V {
         b.x[i] = f16_to_float(reinterpret_cast<const uint16_t*>(p)[16 + i]);
       }
     } else {
-      for (int i = 0; i < 16; ++i) {
-        a.x[i] = bf16_to_float(reinterpret_cast<const uint16_t*>(p)[2 * i]);
-        b.x[i] = bf16_to_float(reinterpret_cast<const uint16_t*>(p)[2 * i + 1]);
+      const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
+      for (int i = 0; i < 8; ++i) {
+        a.x[i] = bf16_to_float(h[2 * i]);
+        a.x[8 + i] = bf16_to_float(h[2 * i + 1]);
+        b.x[i] = bf16_to_float(h[16 + 2 * i]);
+        b.x[8 + i] = bf16_to_float(h[16 + 2 * i + 1]);
       }
     }
   }

@@ -33,6 +33,16 @@ static inline simde__m512 emulated_cvtph_ps(simde__m256i a) {
   return result;
 }
 
+static inline simde__m512i emulated_cvtps_epi32(simde__m512 a) {
+  float x[16];
+  simde__m512i result;
+  memcpy(x, &a, sizeof x);
+  __m256i halves[2] = {_mm256_cvtps_epi32(_mm256_loadu_ps(x)), _mm256_cvtps_epi32(_mm256_loadu_ps(x + 8))};
+  memcpy(&result, halves, sizeof result);
+  return result;
+}
+
+#define _mm512_cvtps_epi32 emulated_cvtps_epi32
 #define _mm512_cvtph_ps emulated_cvtph_ps
 #define _mm512_srai_epi32 emulated_srai_epi32
 #define _mm512_cvtepi32_ps emulated_cvtepi32_ps
