@@ -138,7 +138,7 @@ class Engine:
         Returns the logits asked for (see ``Runner.extend``), moved to the primary's device.
         """
         runner, began = self.runners[m], time.perf_counter()
-        slots = [row.slots[m] for row in rows]
+        slots = [row.slot(m) for row in rows]
         for row, slot in zip(rows, slots, strict=True):
             if runner.length(slot) > row.cached[m]:
                 runner.rollback(slot, row.cached[m])
@@ -154,7 +154,7 @@ class Engine:
     def read_trees(self, m: int, rows: Sequence[Row], trees: Sequence[Tree]) -> Logits:
         """Model m's logits behind the wanted nodes of each row's tree (see ``Runner.read_trees``), on the primary's device."""
         began = time.perf_counter()
-        out = self.runners[m].read_trees([row.slots[m] for row in rows], trees)
+        out = self.runners[m].read_trees([row.slot(m) for row in rows], trees)
         for row, tree in zip(rows, trees, strict=True):
             row.stats.forwarded[m] += len(tree.ids)
         if out.values.device != self.device:
@@ -164,14 +164,14 @@ class Engine:
 
     def keep_paths(self, m: int, rows: Sequence[Row], trees: Sequence[Tree], paths: Sequence[Sequence[int]]) -> None:
         """Make one path of each row's tree, read just before, part of model m's cache of the row."""
-        self.runners[m].keep_paths([row.slots[m] for row in rows], trees, paths)
+        self.runners[m].keep_paths([row.slot(m) for row in rows], trees, paths)
         for row, tree, path in zip(rows, trees, paths, strict=True):
             row.cached[m] = tree.forks[path[0]] + len(path)
 
     def leave(self, row: Row, m: int) -> None:
         """Model m takes no further part in a row; its slot is free for another."""
-        slot, row.slots[m] = row.slots[m], None
-        self.runners[m].release(slot)
+        self.runners[m].release(row.slot(m))
+        row.slots[m] = None
         row.drop_model(m)
 
     # -- fusion ----------------------------------------------------------------------------------------------------

@@ -85,6 +85,12 @@ class Row:
     def total(self, m: int) -> int:
         return len(self.request.prompt_ids[m]) + len(self.ids[m])
 
+    def slot(self, m: int) -> int:
+        """The slot of model m's cache, while the row runs."""
+        slot = self.slots[m]
+        assert slot is not None
+        return slot
+
     def pending(self, m: int) -> list[int]:
         """The ids that model m must still run to know what comes next; at least one."""
         prompt, ids = self.request.prompt_ids[m], self.ids[m]
