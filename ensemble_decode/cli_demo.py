@@ -43,7 +43,8 @@ def demo(
         out.file.write("\n")
     out.print(_table(runs, specs))
     out.print(
-        "A model's top choice was chosen: the share of tokens that it would have written next itself.", highlight=False
+        "in models: share of the time spent in their forwards; first: how often a model's top choice was chosen.",
+        highlight=False,
     )
 
 
@@ -56,18 +57,20 @@ def _timed(
 
 
 def _table(runs: "list[tuple[str, Completion, float]]", specs: list[str]) -> Table:
-    table = Table("", "tokens", "tokens/s", "in the models", *(f"top choice of {spec} chosen" for spec in specs))
+    short = [spec.removeprefix("demo:") for spec in specs]
+    table = Table("", "tokens", "tokens/s", "in models", *(f"{name} first" for name in short))
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for name, completion, seconds in runs:
         count = len(completion.token_ids)
-        forward = sum(completion.stats.forward_seconds)
-        agreed = completion.stats.agreed
+        stats = completion.stats
+        forward = sum(stats.forward_seconds)
         table.add_row(
             name,
             str(count),
             f"{count / seconds:.1f}",
             f"{forward / seconds:.0%}",
-            *(f"{agreed[m] / count:.0%}" if m < len(agreed) and count else "" for m in range(len(specs))),
+            *(f"{stats.agreed[m] / count:.0%}" if stats.forwarded[m] else "" for m in range(len(specs))),
         )
     return table
