@@ -70,6 +70,12 @@ def base_of(method) -> dict:
     }
 
 
+def recall(pair: Pair, prompt, done: ed.Completion) -> None:
+    """Save the oracle most of its forward passes; its decisions stay its own (`decode.recall`)."""
+    if done.finish_reason != "error":
+        decode.recall(pair.models, prompt, done.token_ids, done.data)
+
+
 def oracle(pair: Pair, prompt, method, max_new_tokens: int, stop=None) -> decode.Result:
     """What the oracle writes for a method of the package."""
     weights = pair.ensemble.weights

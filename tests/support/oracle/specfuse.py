@@ -42,9 +42,12 @@ def specfuse(
     *,
     segment_length: int = 10,
     exit_threshold: float = 0.5,
+    temperature: float = 0.5,
     rate: float | None = None,
+    words: bool = True,
+    literals: tuple[bytes, ...] = (),
 ) -> tuple[Result, list[Round]]:
-    """`rate`: of the feedback (None: no feedback). `stop`: strings; the text is cut before the first."""
+    """`rate`: of the feedback (None: no feedback). `words`: trim drafts. `literals`: further candidates of every round."""
     weight = dict(enumerate(equal_weights(models, weights)))
     prompts = [model.vocab.prompt_ids(prompt) for model in models]
     stops = [s.encode() if isinstance(s, str) else s for s in stop or ()]
@@ -55,19 +58,22 @@ def specfuse(
         candidates = []
         for m in active:
             piece, ended = draft(models, prompts, active, m, data, segment_length)
-            merge(candidates, piece if ended else trim(piece), ended, m)
+            merge(candidates, trim(piece) if words and not ended else piece, ended, m)
+        for literal in literals:
+            merge(candidates, literal, False, None)
         if not all(fits(models, prompts, active, data + c.data) for c in candidates):
             finish = "length"
             break
         s = {v: [segment_score(models[v], prompts[v], data, c) for c in candidates] for v in active}
         total = sum(weight[v] for v in active)
         scores = [sum(weight[v] * s[v][c] for v in active) / total for c in range(len(candidates))]
-        winner = max(range(len(candidates)), key=lambda c: (scores[c], -candidates[c].by[0]))
+        winner = max(range(len(candidates)), key=lambda c: (scores[c], -c))
         margin = min((scores[winner] - x for c, x in enumerate(scores) if c != winner), default=math.inf)
         for c, candidate in enumerate(candidates):
             for m in candidate.by:
                 scored[m].append(scores[c])
-        active, distance, quality = leave(active, scored, len(rounds) + 1, exit_threshold / len(models))
+        number = len(rounds) + 1
+        active, distance, quality = leave(active, scored, max(temperature / number, 0.05), exit_threshold / len(models))
         if rate is not None and len(s) > 1:
             weight = feedback(weight, s, candidates, rate * math.sqrt(1 / len(models)) / (len(rounds) + 1))
         rounds.append(Round(candidates, scores, winner, active, dict(weight), quality, min(margin, distance)))
@@ -138,12 +144,13 @@ def trim(piece: bytes) -> bytes:
     return text.encode("utf-8", "surrogateescape") or piece  # a round must add something
 
 
-def merge(candidates: list[Segment], data: bytes, ended: bool, m: int) -> None:
+def merge(candidates: list[Segment], data: bytes, ended: bool, m: int | None) -> None:
+    by = [] if m is None else [m]
     for candidate in candidates:
         if (candidate.data, candidate.ended) == (data, ended):
-            candidate.by.append(m)
+            candidate.by += by
             return
-    candidates.append(Segment(data, ended, [m]))
+    candidates.append(Segment(data, ended, by))
 
 
 def segment_score(model: Model, prompt: list[int], data: bytes, candidate: Segment) -> float:
@@ -159,10 +166,9 @@ def segment_score(model: Model, prompt: list[int], data: bytes, candidate: Segme
     )
 
 
-def leave(active: list[int], scored: dict, number: int, threshold: float) -> tuple[list[int], float, dict]:
+def leave(active: list[int], scored: dict, temperature: float, threshold: float) -> tuple[list[int], float, dict]:
     """Who stays after this round, how close it was, and the mean scores."""
     quality = {m: float(np.mean(scored[m])) for m in active}
-    temperature = max(0.5 / number, 0.05)
     exps = {m: math.exp((quality[m] - max(quality.values())) / temperature) for m in active}
     share = {m: x / sum(exps.values()) for m, x in exps.items()}
     best = max(active, key=lambda m: (quality[m], -m))
