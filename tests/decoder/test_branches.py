@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from support.flash_emulation import flash_attn_with_kvcache
 from support.runner_checks import assert_same_logits, fresh_logits
 from support.tiny_models import FAMILIES, tiny_model
 
@@ -68,6 +69,33 @@ def test_every_branch_equals_a_fresh_forward_and_a_kept_path_an_extension(family
         trunks = [trunk + ids for trunk, ids in zip(trunks, more, strict=True)]
         for r, trunk in enumerate(trunks):
             assert_same_logits(after.values[r : r + 1], fresh_logits(runner.model, trunk)[-1:])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_trees_beside_flash_attn(family):
+    """Rows extended by flash-attn, trees by SDPA over the same cache, a kept path extended by flash-attn again."""
+    runner = make(family)
+    calls = []
+
+    def flash(*args, **kwargs):
+        calls.append(1)
+        return flash_attn_with_kvcache(*args, **kwargs)
+
+    runner._flash, runner.cache.max_length = flash, None
+    trunk = row(20, 1)
+    slot = runner.acquire()
+    runner.extend([slot], [trunk], "none")
+    seen = len(calls)
+    tree, ids = Tree(), row(5, 2)
+    tree.add(20, row(3, 3))
+    path = tree.add(18, ids)
+    at = [tree.want(node) for node in path]
+    assert_same_logits(runner.read_trees([slot], [tree]).values[at], fresh_logits(runner.model, trunk[:18] + ids)[18:])
+    assert len(calls) == seen > 0
+    runner.keep_paths([slot], [tree], [path])
+    got = runner.extend([slot], [[9, 8]], "all").values
+    assert len(calls) > seen
+    assert_same_logits(got, fresh_logits(runner.model, trunk[:18] + ids + [9, 8])[-2:])
 
 
 def test_branches_that_begin_alike_share_nodes():
