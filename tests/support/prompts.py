@@ -10,7 +10,7 @@ TEXTS: dict[str, str] = {
     "german": "Die Straße führt über die Brücke, und am anderen Ufer",
     "chinese": "从前有一个小女孩,她和妈妈住在",
     "emoji": "I passed the exam 🎉🎉 and my friends said: 👍🏽",
-    "blank_lines": "Shopping list:\n\n\n- milk\n\n\n- bread\n\n\n",
+    "blank_lines": "Shopping list:\n\n\n- apples\n\n\n- bread\n\n\n",
     "trailing_space": "Roses are red, violets are ",
     "word_problem": (
         "Question: Natalia sold 48 clips in April, and half as many in May. How many clips did she sell altogether?\n"
