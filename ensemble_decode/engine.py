@@ -17,7 +17,7 @@ from .errors import EnsembleError
 from .rows import Row
 from .runner import Logits, Runner
 from .sampling import Sampling, choose_alone
-from .types import TraceStep
+from .tracing import alone_step, fused_step
 from .vocab import AlignedVocab
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class Engine:
                 row.fail(self._why(i, row, logits))
                 continue
             if row.request.trace:
-                row.trace.append(self._trace(fused, i, cid))
+                row.trace.append(fused_step(self.vocab, fused, i, cid))
             row.stats.sharpened += bool(sharpened)
             for m, top in enumerate(tops):
                 row.stats.agreed[m] += top == cid
@@ -260,7 +260,7 @@ class Engine:
                 row.fail(self._why(i, row, [logits], [m]))
                 continue
             if row.request.trace:
-                row.trace.append(self._trace_alone(m, tops, i, token))
+                row.trace.append(alone_step(self.vocab.models[m], tops, i, token))
             row.stats.agreed[m] += 1
             if token in self.eos[m]:
                 row.end(token)
@@ -299,49 +299,6 @@ class Engine:
             if not bool((x[self.allowed[m]] > -float("inf")).any()):
                 return f"model {m} ({name}) gave no finite logit to any allowed token after {row.total(m)} tokens"
         return "no candidate has a positive probability"
-
-    # -- traces ----------------------------------------------------------------------------------------------------
-
-    def _trace(self, fused: kernels.FuseStep, i: int, cid: int) -> TraceStep:
-        count = int(fused.count[i])
-        end = self.vocab.size - 1
-        return TraceStep(
-            candidates=[self.vocab.bytes_of(c) for c in fused.cids[i, :count].tolist()],
-            probs=fused.probs[i, :count].tolist(),
-            chosen=self.vocab.bytes_of(cid),
-            ended=cid == end,
-            ensembled=bool(fused.ensembled[i]),
-            sharpened=bool(fused.sharpened[i]),
-            max_prob=float(fused.max_prob[i]),
-            entropy=float(fused.entropy[i]),
-            kl=fused.kl[:, i].tolist(),
-            js=float(fused.js[i]),
-            model_top=[self.vocab.bytes_of(c) if c >= 0 else b"" for c in fused.top_cid[:, i].tolist()],
-        )
-
-    def _trace_alone(self, m: int, tops: kernels.TopkStats, i: int, token: int) -> TraceStep:
-        model = self.vocab.models[m]
-        ids = [t for t in tops.ids[i].tolist() if t >= 0]
-        probs = (tops.values[i] - tops.logsumexp[i]).exp().tolist()[: len(ids)]
-        return TraceStep(
-            candidates=[model.token_bytes[t] for t in ids],
-            probs=probs,
-            chosen=model.token_bytes[token],
-            ended=token in self.eos[m],
-            ensembled=False,
-            sharpened=False,
-            max_prob=probs[0],
-            entropy=float(tops.entropy[i]),
-            kl=[],
-            js=0.0,
-            model_top=[model.token_bytes[ids[0]]],
-        )
-
-    def trace_tokens(self, row: Row, pieces: Sequence[bytes], probs: Sequence[float], ended: bool) -> None:
-        """Trace tokens that the primary drafted and that stood."""
-        for i, (piece, prob) in enumerate(zip(pieces, probs, strict=True)):
-            last = ended and i == len(pieces) - 1
-            row.trace.append(TraceStep([piece], [prob], piece, last, False, False, prob, 0.0, [], 0.0, [piece]))
 
     def top_alone(self, m: int, logits: torch.Tensor, rows: Sequence[Row]) -> kernels.TopkStats:
         """Model m's own top candidates: one, or as many as a trace shows."""
