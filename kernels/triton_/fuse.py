@@ -79,14 +79,14 @@ def divergences(p, weights):
     total = inside + rest
     p = p / total[:, None]
     rest = rest / total
-    kl = tl.sum(_kl_terms(p, tl.sum(p * weights[:, None], axis=0)[None, :]), axis=1)
-    kl += _kl_terms(rest, tl.sum(rest * weights, axis=0))
+    kl = tl.sum(kl_terms(p, tl.sum(p * weights[:, None], axis=0)[None, :]), axis=1)
+    kl += kl_terms(rest, tl.sum(rest * weights, axis=0))
     kl = tl.where(weights > 0.0, tl.maximum(kl, 0.0), 0.0)
     return kl, tl.sum(weights * kl, axis=0)
 
 
 @triton.jit
-def _kl_terms(p, mix):
+def kl_terms(p, mix):
     both = tl.minimum(p, mix) > 0.0
     return tl.where(both, p * (tl.log(tl.where(both, p, 1.0)) - tl.log(tl.where(both, mix, 1.0))), 0.0)
 

@@ -52,6 +52,44 @@ def top_candidate(top, to_cid_ptr, size, eos_ptr, eos_count, EOS: tl.constexpr):
     return tl.where(is_eos & (top >= 0), size - 1, cid)
 
 
+@triton.jit
+def model_statistics(
+    row_ptr,
+    allowed_ptr,
+    vocab,
+    partials_ptr,
+    maxima_ptr,
+    k,
+    keys_ptr,
+    ids_ptr,
+    to_cid_ptr,
+    eos_ptr,
+    eos_count,
+    size,
+    out,
+    place,
+    EOS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    SPAN: tl.constexpr,
+    ROOM: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    K: tl.constexpr,
+):
+    """One row of one model after stage 1: write its k best ids at ``ids_ptr + K`` and what `FuseStep` holds per model.
+
+    Return how many ids there are, the largest logit m, log Σ exp(x − m), the top id, its candidate and the flags.
+    """
+    top, log_sum, entropy, flags = merge(partials_ptr, (vocab + CHUNK - 1) // CHUNK, CHUNKS)
+    found = pick(row_ptr, allowed_ptr, vocab, maxima_ptr, k, keys_ptr, ids_ptr, True, SPAN, ROOM, COLUMNS, K)
+    top_id = tl.load(ids_ptr + K, mask=found > 0, other=-1)
+    top_cid = top_candidate(top_id, to_cid_ptr, size, eos_ptr, eos_count, EOS)
+    tl.store(out.top_cid + place, top_cid)
+    tl.store(out.top_prob + place, probability(top, top + log_sum))
+    tl.store(out.logsumexp + place, top + log_sum)
+    tl.store(out.model_entropy + place, entropy)
+    return found, top, log_sum, top_id, top_cid, flags
+
+
 @triton.jit(do_not_specialize=["batch", "k"])
 def fuse_step_kernel(
     logits,
@@ -99,40 +137,39 @@ def fuse_step_kernel(
 
     for m in tl.static_range(M):
         cell = row * M + m
-        row_ptr = logits[m] + row * strides[m]
-        allowed_ptr = allowed[m] + row * allowed_strides[m]
-        to_cid_ptr = tables.to_cid[m]
-        top, log_z, entropy, flag = merge(partials_ptr + cell * chunks * 4, (vocab[m] + CHUNK - 1) // CHUNK, CHUNKS)
         ids_ptr = ints_ptr + cell * 2 * K
-        found = pick(
-            row_ptr,
-            allowed_ptr,
+        found, top, log_sum, top_id, top_cid, flag = model_statistics(
+            logits[m] + row * strides[m],
+            allowed[m] + row * allowed_strides[m],
             vocab[m],
+            partials_ptr + cell * chunks * 4,
             maxima_ptr + cell * chunks * (SPAN // CHUNKS),
             k,
             keys_ptr + cell * (ROOM + COLUMNS),
             ids_ptr,
-            True,
+            tables.to_cid[m],
+            tables.eos_ids[m],
+            eos_counts[m],
+            size,
+            out,
+            m * batch + row,
+            EOS,
+            CHUNKS,
             SPAN,
             ROOM,
             COLUMNS,
             K,
         )
         best = tl.load(ids_ptr + K + column, mask=column < found, other=-1)
-        store_cids(best, (column < found) & (column < used), to_cid_ptr, vocab[m], found_ptr + m * k, column, k)
-        top_id = tl.load(ids_ptr + K, mask=found > 0, other=-1)
-        top_cid = top_candidate(top_id, to_cid_ptr, size, tables.eos_ids[m], eos_counts[m], EOS)
+        used_columns = (column < found) & (column < used)
+        store_cids(best, used_columns, tables.to_cid[m], vocab[m], found_ptr + m * k, column, k)
         if m == 0:
-            cid = tl.load(to_cid_ptr + best, mask=best >= 0, other=-1)
+            cid = tl.load(tables.to_cid[m] + best, mask=best >= 0, other=-1)
             tl.store(tops_ptr + column, cid, mask=column < k)
             primary_id = top_id
             primary_cid = top_cid
             primary_max = top
-        tl.store(out.top_cid + m * batch + row, top_cid)
-        tl.store(out.top_prob + m * batch + row, probability(top, log_z))
-        tl.store(out.logsumexp + m * batch + row, log_z)
-        tl.store(out.model_entropy + m * batch + row, entropy)
-        logsumexp = tl.where(model == m, log_z, logsumexp)
+        logsumexp = tl.where(model == m, top + log_sum, logsumexp)
         flags = flags | flag
 
     cids_ptr = out.cids + row * width

@@ -23,6 +23,12 @@ GROUP = 128
 GROUPS = CHUNK // GROUP
 PARTIALS = 4
 """float32 per chunk: maximum, Σe, Σe·z and the NaN flag."""
+CANDIDATE_CHUNK = 2048
+"""Candidates of one program over a whole vocabulary; fixed for the same reason as CHUNK."""
+FULL_STATE = 6
+FULL_PARTIALS = 5
+FULL_BLOCK = 1 << 25
+"""Candidates of all rows that `fuse_full` works on at a time: two float32 tables of this size bound its memory."""
 MAX_MODELS = 8
 MIN_VERSION = (3, 4)
 
@@ -106,6 +112,16 @@ def stream_of(logits: Sequence[Tensor], allowed: Sequence[Tensor] | None) -> Str
         partials=torch.empty((*shape, PARTIALS), dtype=torch.float32, device=device),
         maxima=torch.empty((*shape[:2], chunks * GROUPS), dtype=torch.float32, device=device),
     )
+
+
+class Rows(NamedTuple):
+    """The logits of M models as the passes over candidates take them."""
+
+    logits: tuple[Tensor, ...]
+    strides: tuple[int, ...]
+    vocab: tuple[int, ...]
+    allowed: tuple[Tensor, ...]
+    allowed_strides: tuple[int, ...]
 
 
 def finish_sizes(chunks: int, k: int) -> dict[str, int]:

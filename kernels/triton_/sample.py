@@ -12,7 +12,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _log_tempered(p, temperature):
+def log_tempered(p, temperature):
     return tl.where(p > 0.0, tl.log(tl.where(p > 0.0, p, 1.0)) / temperature, float("-inf"))
 
 
@@ -37,7 +37,7 @@ def gumbel(cids, seed, row, step):
 def draw(probs, cids, probs_ptr, temperature, settings, row, width, UNION: tl.constexpr):
     """Index of the drawn candidate; UNION where none has a positive probability. `probs` also lie at `probs_ptr`."""
     at = tl.arange(0, UNION)
-    log = _log_tempered(probs, temperature)
+    log = log_tempered(probs, temperature)
     top = tl.max(log, axis=0)
     top = tl.where(top > float("-inf"), top, 0.0)
     top_k = tl.load(settings.sample_top_k + row)
@@ -48,7 +48,7 @@ def draw(probs, cids, probs_ptr, temperature, settings, row, width, UNION: tl.co
         rank = tl.zeros([UNION], dtype=tl.int32)
         for start in range(0, width, STEP):
             j = start + tl.arange(0, STEP)
-            other = _log_tempered(tl.load(probs_ptr + j, mask=j < width, other=0.0), temperature)
+            other = log_tempered(tl.load(probs_ptr + j, mask=j < width, other=0.0), temperature)
             rank += tl.sum(_before(other, j, log, at).to(tl.int32), axis=0)
         last = tl.minimum(tl.maximum(top_k, 1), width) - 1
         kth = tl.max(tl.where((rank == last) & (at < width), log, float("-inf")), axis=0)
@@ -57,7 +57,7 @@ def draw(probs, cids, probs_ptr, temperature, settings, row, width, UNION: tl.co
         before = tl.zeros([UNION], dtype=tl.float32)
         for start in range(0, width, STEP):
             j = start + tl.arange(0, STEP)
-            other = _log_tempered(tl.load(probs_ptr + j, mask=j < width, other=0.0), temperature)
+            other = log_tempered(tl.load(probs_ptr + j, mask=j < width, other=0.0), temperature)
             weight = tl.where(other >= kth, tl.exp(other - top), 0.0)
             before += tl.sum(tl.where(_before(other, j, log, at), weight[:, None], 0.0), axis=0)
         limit = tl.where(top_p >= 1.0, float("inf"), top_p * total)

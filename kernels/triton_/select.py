@@ -147,7 +147,7 @@ def pick(
 
 @triton.jit
 def merge(partials_ptr, chunks, CHUNKS: tl.constexpr):
-    """Maximum, logsumexp, entropy in nats and flags of a row from its chunks' partial sums, in a fixed order."""
+    """Maximum m, log Σ exp(x − m), entropy in nats and flags of a row from its chunks' partial sums, in a fixed order."""
     at = tl.arange(0, CHUNKS)
     live = at < chunks
     m = tl.load(partials_ptr + at * 4, mask=live, other=float("-inf"))
@@ -162,7 +162,7 @@ def merge(partials_ptr, chunks, CHUNKS: tl.constexpr):
     some = top > float("-inf")
     safe = tl.where(some, sum_e, 1.0)
     log2_e = tl.log2(safe)
-    logsumexp = tl.where(some, top + log2_e * LN2, float("-inf"))
+    log_sum = log2_e * LN2
     entropy = tl.where(some, tl.maximum((log2_e - sum_ez / safe) * LN2, 0.0), 0.0)
     flags = tl.where(nan > 0.0, 1, 0) | tl.where(some, 0, 2)
-    return top, logsumexp, entropy, flags
+    return top, log_sum, entropy, flags

@@ -43,7 +43,7 @@ def topk_stats_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride
-    _, logsumexp, entropy, flags = merge(partials_ptr + row * chunks * 4, chunks, CHUNKS)
+    top, log_sum, entropy, flags = merge(partials_ptr + row * chunks * 4, chunks, CHUNKS)
     ints_ptr += row * 2 * K
     found = pick(
         row_ptr,
@@ -64,7 +64,7 @@ def topk_stats_kernel(
     value = tl.load(row_ptr + best, mask=column < found, other=float("-inf")).to(tl.float32)
     tl.store(ids_ptr + row * k + column, best, mask=column < k)
     tl.store(values_ptr + row * k + column, value, mask=column < k)
-    tl.store(logsumexp_ptr + row, logsumexp)
+    tl.store(logsumexp_ptr + row, top + log_sum)
     tl.store(entropy_ptr + row, entropy)
     tl.store(flags_ptr + row, flags)
 

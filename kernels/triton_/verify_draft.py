@@ -49,7 +49,8 @@ def verify_draft_kernel(
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride
     allowed_ptr += row * allowed_stride
-    _, logsumexp, _, flags = merge(partials_ptr + row * chunks * 4, chunks, CHUNKS)
+    top, log_sum, _, flags = merge(partials_ptr + row * chunks * 4, chunks, CHUNKS)
+    logsumexp = top + log_sum
     ints_ptr += row * 2 * K
     found = pick(
         row_ptr,
