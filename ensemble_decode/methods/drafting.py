@@ -159,7 +159,7 @@ def verifications(engine: Engine, drafts: Sequence[Draft]) -> list[Callable[[], 
     only, so they may run at the same time.
     """
     edges = mark_safe(engine, drafts)
-    jobs = []
+    jobs: list[Callable[[], None]] = []
     for m in range(1, len(engine.runners)):
         todo = [(draft, edge) for draft, edge in zip(drafts, edges[m], strict=True) if draft.safe]
         if todo:

@@ -10,7 +10,7 @@ import torch
 
 from .. import kernels
 from ..errors import InputError
-from .base import Distribution, check_choice
+from .base import BaseMethod, Distribution, check_choice
 from .gates import GATE_NAMES, Gate, MaxProb
 from .sharpen import NO_SHARPEN, Sharpen
 
@@ -87,7 +87,7 @@ def sharpen_fields(sharpen: Sharpen) -> dict[str, str | float]:
     }
 
 
-def gated_round(method, engine: Engine, rows: Sequence[Row], threshold: float | None) -> None:  # type: ignore[no-untyped-def]
+def gated_round(method: BaseMethod, engine: Engine, rows: Sequence[Row], threshold: float | None) -> None:
     """One step of every row. Behind a MaxProb gate the verifiers run only where the primary is unsure.
 
     A verifier that was not asked catches up later, several tokens in one forward.
@@ -96,8 +96,7 @@ def gated_round(method, engine: Engine, rows: Sequence[Row], threshold: float | 
     if threshold is not None:
         tops = engine.top_alone(0, first, rows)
         with engine.fusing():
-            sure = ((tops.values[:, 0] - tops.logsumexp).exp() >= threshold) | (tops.flags != 0)
-            sure = sure.tolist()
+            sure = (((tops.values[:, 0] - tops.logsumexp).exp() >= threshold) | (tops.flags != 0)).tolist()
         closed = [i for i, s in enumerate(sure) if s]
         if closed:
             picked = kernels.TopkStats(*(t[closed] for t in tops))
