@@ -207,12 +207,22 @@ def test_rows_lose_different_models_in_one_batch():
 # -- limits and errors -------------------------------------------------------------------------------------------
 
 
+def limited(**limits: int) -> ed.Ensemble:
+    """One tiny model per tokenizer name, with contexts of that length."""
+    made = []
+    for i, (name, limit) in enumerate(limits.items()):
+        family = tiny_models.USUAL[name]
+        length = {"n_positions" if family == "gpt2" else "max_position_embeddings": limit}
+        made.append(tiny_models.tiny_model(family, name, seed=i, **length))
+    return ed.Ensemble.from_models(made, [tokenizers.build(name) for name in limits])
+
+
 @pytest.mark.parametrize("short", [0, 1, 2])
 def test_case_24_the_shortest_context_ends_a_row(short):
     """No forward ever passes a context, the text fits into all of them, and little room is left unused."""
     limits = [128, 128, 128]
     limits[short] = 40
-    ensemble = tiny("gpt2", "llama2", "gemma", context=tuple(limits))
+    ensemble = limited(gpt2=limits[0], llama2=limits[1], gemma=limits[2])
     ends = []
     for prompt in MIXED[:3]:
         (row,) = ensemble.generate(prompt, method=METHOD, max_new_tokens=80, trace=True)
@@ -226,7 +236,7 @@ def test_case_24_the_shortest_context_ends_a_row(short):
 
 
 def test_a_literal_that_does_not_fit_a_context_is_left_out():
-    ensemble = tiny("gpt2", "llama2", context=(128, 40))
+    ensemble = limited(gpt2=128, llama2=40)
     method = dataclasses.replace(METHOD, literals=(" and so on" * 20,))
     (row,) = ensemble.generate("a", method=method, max_new_tokens=4, trace=True)
     assert row.error is None
