@@ -9,8 +9,8 @@ from support.equality import Pair, assert_equal, oracle, recall, tiny
 
 import ensemble_decode as ed
 
-# Every family is a primary once and a follower once; one group has a model with other logits and uneven weights,
-# so that drafts are accepted in part.
+# Every family leads once and follows once. Random models rarely agree; those with little noise, much spread and uneven
+# weights do, so that SAFE's drafts are accepted in part.
 GROUPS = {
     "two": lambda: tiny(("gpt2", "gemma")),
     "two_metaspace": lambda: tiny(("gemma", "llama2")),
@@ -18,8 +18,8 @@ GROUPS = {
     "three_nasty": lambda: tiny(("lowercase", "qwen2", "added")),
     "nasty_first": lambda: tiny(("added", "metaspace")),
     "nfc_first": lambda: tiny(("qwen2", "lowercase", "gpt2"), seed=5),
-    "confident": lambda: tiny(("llama3", "unigram", "gemma"), weights=(0.6, 0.3, 0.1), spread=1.6),
-    "metaspace_first": lambda: tiny(("metaspace", "gpt2"), weights=(0.7, 0.3), spread=2.0),
+    "confident": lambda: tiny(("llama3", "unigram", "gemma"), weights=(0.6, 0.3, 0.1), spread=3.0, noise=0.3),
+    "metaspace_first": lambda: tiny(("metaspace", "gpt2"), weights=(0.8, 0.2), spread=2.0, noise=0.4),
     "unigram_first": lambda: tiny(("unigram", "llama3"), weights=(1.0, 0.0)),
 }
 

@@ -13,7 +13,7 @@ GROUPS = {
     "two": lambda: tiny(("gpt2", "gemma")),
     "three": lambda: tiny(("llama2", "llama3", "unigram")),
     "nasty": lambda: tiny(("added", "lowercase", "metaspace", "qwen2"), weights=(0.4, 0.3, 0.2, 0.1)),
-    "confident": lambda: tiny(("llama3", "unigram", "gemma"), weights=(0.6, 0.3, 0.1), spread=1.6),
+    "confident": lambda: tiny(("llama3", "unigram", "gemma"), weights=(0.6, 0.3, 0.1), spread=3.0, noise=0.3),
 }
 METHODS = [
     ed.SpecFuse(),
