@@ -2,7 +2,8 @@
 
     python benches/aot_triton.py               print the table
     python benches/aot_triton.py --write       also write docs/benchmarks/aot_triton.md
-    python benches/aot_triton.py --json FILE   also write the rows as JSON (the tests read them)
+    python benches/aot_triton.py --json FILE   also write the rows as JSON
+    python benches/aot_triton.py --quick       every kernel for 9.0, a few for the others (the tests read this)
 
 The launchers run on empty CPU tensors with the launch itself replaced by a recorder, so that what is compiled is what
 would be launched: the same specialisation on alignment, the same compile-time sizes.
@@ -72,7 +73,7 @@ def _topk(size: int, dtype: torch.dtype, masked: bool) -> None:
     triton_.topk_stats(_logits(size, dtype), K, _mask(size) if masked else None)
 
 
-def _fuse_step(dtype: torch.dtype) -> None:
+def _fuse(operator: Callable[..., Any], dtype: torch.dtype) -> None:
     vocab = VocabTensors(
         to_cid=[_ints(size) for size in SIZES],
         exact_id=[_ints(CANDIDATES) for _ in SIZES],
@@ -83,7 +84,15 @@ def _fuse_step(dtype: torch.dtype) -> None:
         space_cid=0,
         size=CANDIDATES,
     )
-    triton_.fuse_step([_logits(size, dtype) for size in SIZES], vocab, FuseSettings.make(1, 2), K)
+    operator([_logits(size, dtype) for size in SIZES], vocab, FuseSettings.make(1, 2), K)
+
+
+def _fuse_step() -> None:
+    _fuse(triton_.fuse_step, torch.bfloat16)
+
+
+def _fuse_full() -> None:
+    _fuse(triton_.fuse_full, torch.bfloat16)
 
 
 def _fuse_candidates() -> None:
@@ -98,7 +107,7 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "stream bf16 masked": ("stream_kernel", lambda: _topk(SIZES[0], torch.bfloat16, True)),
     "stream fp16": ("stream_kernel", lambda: _topk(SIZES[0], torch.float16, False)),
     "stream fp32": ("stream_kernel", lambda: _topk(SIZES[0], torch.float32, False)),
-    "stream two models bf16": ("stream_kernel", lambda: _fuse_step(torch.bfloat16)),
+    "stream two models bf16": ("stream_kernel", _fuse_step),
     "topk_stats bf16 masked": ("topk_stats_kernel", lambda: _topk(SIZES[1], torch.bfloat16, True)),
     "verify_draft bf16": (
         "verify_draft_kernel",
@@ -112,9 +121,20 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
         ),
     ),
     "fuse_candidates": ("fuse_candidates_kernel", _fuse_candidates),
-    "fuse_step two models bf16": ("fuse_step_kernel", lambda: _fuse_step(torch.bfloat16)),
+    "fuse_step two models bf16": ("fuse_step_kernel", _fuse_step),
+    "fuse_full statistics bf16": ("full_statistics_kernel", _fuse_full),
+    "fuse_full sums bf16": ("full_sums_kernel", _fuse_full),
+    "fuse_full mean bf16": ("full_mean_kernel", _fuse_full),
+    "fuse_full decide": ("full_decide_kernel", _fuse_full),
+    "fuse_full sharpen": ("full_sharpen_kernel", _fuse_full),
+    "fuse_full normalise": ("full_normalise_kernel", _fuse_full),
+    "fuse_full filter": ("full_filter_kernel", _fuse_full),
+    "fuse_full gumbel": ("full_gumbel_kernel", _fuse_full),
+    "fuse_full finish bf16": ("full_finish_kernel", _fuse_full),
 }
 """What is compiled: a name, the kernel, and a call that launches it."""
+KEY_CASES = ("stream bf16", "stream fp32", "fuse_step two models bf16")
+"""What is compiled for every generation even where the rest is compiled for one."""
 
 
 @contextmanager
@@ -269,8 +289,9 @@ capability 8.0, 9.0 and 10.0, and the machine code is read with the `nvdisasm` a
 """
 
 
-def measure_all(workers: int) -> list[Row]:
-    jobs = [(case, target) for case in CASES for target in TARGETS]
+def measure_all(workers: int, quick: bool = False) -> list[Row]:
+    """Rows of every case and target; `quick`: every case for 9.0, the key cases for the others."""
+    jobs = [(case, target) for case in CASES for target in TARGETS if not quick or target == 90 or case in KEY_CASES]
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         return list(pool.map(measure, jobs))
 
@@ -279,11 +300,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     parser.add_argument("--json", type=Path, help="write the rows as JSON")
+    parser.add_argument("--quick", action="store_true", help="every case for 9.0, a few for the other targets")
     parser.add_argument("--workers", type=int, default=2, help="processes that compile")
     args = parser.parse_args()
     if triton.knobs.runtime.interpret:
         raise SystemExit("unset TRITON_INTERPRET: the interpreter does not compile")
-    rows = measure_all(args.workers)
+    if args.quick and args.write:
+        raise SystemExit("the page holds every case and target: leave --quick out")
+    rows = measure_all(args.workers, args.quick)
     print(table(rows))
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows]))

@@ -27,7 +27,6 @@ from .launch import (
     FULL_PARTIALS,
     FULL_STATE,
     GROUP,
-    Rows,
     contiguous,
     finish_sizes,
     new_step,
@@ -194,7 +193,6 @@ def _block(logits: Sequence[Tensor], vocab: VocabTensors, settings: FuseSettings
     models, batch, device = len(logits), logits[0].shape[0], logits[0].device
     out = new_step(logits, k)
     stream = stream_of(logits, allowed)
-    rows = Rows(*stream[: len(Rows._fields)])
     tables = vocab_tables(vocab)
     eos_counts = tuple(eos.shape[0] for eos in vocab.eos_ids)
     eos = next_power_of_two(max(1, *eos_counts))
@@ -212,18 +210,18 @@ def _block(logits: Sequence[Tensor], vocab: VocabTensors, settings: FuseSettings
     keys, ints = selection_scratch(stream, k)
     launch_stream(stream)
     full_statistics_kernel[(batch,)](
-        rows, stream.partials, stream.maxima, stream.chunks, keys, ints, tables, eos_counts, vocab.size, shifts, tops,
-        out, batch, k, M=models, EOS=eos, **finish_sizes(stream.chunks, k), **FINISH_OPTIONS,
+        stream.rows, stream.partials, stream.maxima, stream.chunks, keys, ints, tables, eos_counts, vocab.size, shifts,
+        tops, out, batch, k, M=models, EOS=eos, **finish_sizes(stream.chunks, k), **FINISH_OPTIONS,
     )  # fmt: skip
 
     grid = (batch, chunks)
     sums = empty(chunks, 2 * padded + 1)
     sized: dict[str, int] = {"M": models, "MODELS": padded, "EOS": eos}
-    full_sums_kernel[grid](rows, tables, eos_counts, shifts, vocab.size, sums, chunks, **sized, **wide)
+    full_sums_kernel[grid](stream.rows, tables, eos_counts, shifts, vocab.size, sums, chunks, **sized, **wide)
     mean, other = empty(stride), empty(stride)
     partials = empty(chunks, FULL_PARTIALS + padded)
     full_mean_kernel[grid](
-        rows, tables, eos_counts, shifts, vocab.size, sums, settings, mean, other, stride, partials, chunks,
+        stream.rows, tables, eos_counts, shifts, vocab.size, sums, settings, mean, other, stride, partials, chunks,
         **sized, CHUNKS=passes, **wide,
     )  # fmt: skip
     state, boost = empty(FULL_STATE), empty(k)
@@ -253,7 +251,7 @@ def _block(logits: Sequence[Tensor], vocab: VocabTensors, settings: FuseSettings
     del sizes["CHUNKS"]
     keys, ints = empty(sizes["ROOM"] + sizes["COLUMNS"], dtype=torch.int64), empty(2 * sizes["K"], dtype=torch.int32)
     full_finish_kernel[(batch,)](
-        rows, tables, eos_counts, vocab.size, settings, mean, stride, maxima, groups, chunks, best, scores, places,
-        keys, ints, out, k, EOS=eos, PASSES=passes, **sizes, **FINISH_OPTIONS,
+        stream.rows, tables, eos_counts, vocab.size, settings, mean, stride, maxima, groups, chunks, best, scores,
+        places, keys, ints, out, k, EOS=eos, PASSES=passes, **sizes, **FINISH_OPTIONS,
     )  # fmt: skip
     return out

@@ -69,6 +69,16 @@ def next_power_of_two(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
+class Rows(NamedTuple):
+    """The logits of M models as the passes over candidates take them."""
+
+    logits: tuple[Tensor, ...]
+    strides: tuple[int, ...]
+    vocab: tuple[int, ...]
+    allowed: tuple[Tensor, ...]
+    allowed_strides: tuple[int, ...]
+
+
 class Stream(NamedTuple):
     """The logits of M models as stage 1 and stage 2 take them: tuples of M pointers and sizes."""
 
@@ -89,6 +99,10 @@ class Stream(NamedTuple):
     @property
     def models(self) -> int:
         return len(self.logits)
+
+    @property
+    def rows(self) -> Rows:
+        return Rows(self.logits, self.strides, self.vocab, self.allowed, self.allowed_strides)
 
 
 def stream_of(logits: Sequence[Tensor], allowed: Sequence[Tensor] | None) -> Stream:
@@ -112,16 +126,6 @@ def stream_of(logits: Sequence[Tensor], allowed: Sequence[Tensor] | None) -> Str
         partials=torch.empty((*shape, PARTIALS), dtype=torch.float32, device=device),
         maxima=torch.empty((*shape[:2], chunks * GROUPS), dtype=torch.float32, device=device),
     )
-
-
-class Rows(NamedTuple):
-    """The logits of M models as the passes over candidates take them."""
-
-    logits: tuple[Tensor, ...]
-    strides: tuple[int, ...]
-    vocab: tuple[int, ...]
-    allowed: tuple[Tensor, ...]
-    allowed_strides: tuple[int, ...]
 
 
 def finish_sizes(chunks: int, k: int) -> dict[str, int]:

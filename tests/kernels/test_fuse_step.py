@@ -123,18 +123,18 @@ def test_equals_brute_force(operator, implementation, device, seed):
 
 
 @pytest.mark.parametrize(("operator", "implementation", "device"), INTERPRETED)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_equals_brute_force_interpreted(operator, implementation, device, seed):
-    """The same with fewer examples, since a row takes a good part of a second."""
-    compare_with_brute_force(operator, implementation, device, seed)
+    """The same with fewer examples and rows, since a row takes a good part of a second."""
+    compare_with_brute_force(operator, implementation, device, seed, rows=2)
 
 
-def compare_with_brute_force(operator, implementation, device, seed):
+def compare_with_brute_force(operator, implementation, device, seed, rows=5):
     ours, brute = OPERATIONS[operator]
     rng = np.random.default_rng(seed)
     vocab = cases.random_vocab(rng, [int(n) for n in rng.integers(5, 40, size=int(rng.integers(1, 4)))])
-    batch, k = int(rng.integers(1, 6)), int(rng.choice([1, 3, 10, 50]))
+    batch, k = int(rng.integers(1, rows + 1)), int(rng.choice([1, 3, 10, 50]))
     logits = random_logits(rng, vocab, batch)
     rows = [random_settings(rng, len(vocab.models)) for _ in range(batch)]
     got = ours(
@@ -162,7 +162,7 @@ def batch_of(seed: int, batch: int):
 def test_row_does_not_depend_on_its_batch(operator, implementation, device):
     """Bitwise, with methods that differ from row to row, sampling rows among greedy ones."""
     ours, _ = OPERATIONS[operator]
-    batch = 8 if cases.slow(implementation, device) else 16
+    batch = 4 if cases.slow(implementation, device) else 16
     vocab, logits, settings_ = batch_of(0, batch)
     tensors = cases.vocab_tensors(vocab, device)
     settings_ = kernels.FuseSettings(*(f.to(device) for f in settings_))
@@ -176,9 +176,7 @@ def test_row_does_not_depend_on_its_batch(operator, implementation, device):
     cases.assert_equal(whole, run(list(range(batch))))
     assert 0 < whole.sharpened.sum() < batch
     assert 0 < whole.ensembled.sum() < batch
-    for rows in (
-        ([0], [7], [batch - 1, 2]) if cases.slow(implementation, device) else ([0], [7], [15, 2], [1, 3, 5, 7, 9])
-    ):
+    for rows in ([0], [3, 2]) if batch < 16 else ([0], [7], [15, 2], [1, 3, 5, 7, 9]):
         part = [f[:, rows] if name in per_model else f[rows] for name, f in zip(whole._fields, whole, strict=True)]
         cases.assert_equal(run(rows), kernels.FuseStep(*part))
 

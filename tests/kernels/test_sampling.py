@@ -154,8 +154,11 @@ def draw(operator, implementation, device, count, logits, **options):
     ids=["plain", "temperature", "top_p", "top_k", "min_p", "weights"],
 )
 def test_frequencies_follow_e(operator, implementation, device, options, expected):
-    """Chi-square at 99.99 %; seeds are fixed, so the verdict never changes."""
-    count = 400 if cases.slow(implementation, device) else 20_000
+    """Chi-square at 99.99 %; seeds are fixed, so the verdict never changes.
+
+    The interpreter is too slow for frequencies: its draws are the reference's, one by one.
+    """
+    count = 5 if cases.slow(implementation, device) else 20_000
     g = torch.Generator().manual_seed(4)
     logits = [torch.randn(1, 7, generator=g), torch.randn(1, 7, generator=g)]
     weights = np.array(options.get("weights", (1, 1)), dtype=float)
@@ -167,6 +170,10 @@ def test_frequencies_follow_e(operator, implementation, device, options, expecte
     settings_ = kernels.FuseSettings.make(count, 2, device, seed=11, row=torch.arange(count), **made)
     rows = [x.expand(count, -1).to(device) for x in logits]
     got = OPERATIONS[operator](rows, cases.vocab_tensors(vocab, device), settings_, 7, implementation=implementation)
+    if cases.slow(implementation, device):
+        reference = OPERATIONS[operator](rows, cases.vocab_tensors(vocab), settings_, 7, implementation="reference")
+        assert got.cid.tolist() == reference.cid.tolist()
+        return
     seen = np.bincount(got.cid.cpu().numpy(), minlength=7)
     assert seen[want == 0].sum() == 0
     used = want > 0
@@ -189,7 +196,7 @@ def nucleus(e: np.ndarray, p: float) -> list[int]:
 @pytest.mark.parametrize(("operator", "implementation", "device"), TARGETS)
 def test_choices_equal_gumbel_max_by_hand(operator, implementation, device):
     """Seed, row and step pick the noise; each draw equals argmax of log E + g in Python."""
-    count = 12 if cases.slow(implementation, device) else 200
+    count = 6 if cases.slow(implementation, device) else 200
     g = torch.Generator().manual_seed(5)
     logits = [torch.randn(count, 7, generator=g), torch.randn(count, 7, generator=g)]
     seed, row, step = [torch.randint(-(2**62), 2**62, (count,), generator=g) for _ in range(3)]
@@ -209,7 +216,7 @@ def test_choices_equal_gumbel_max_by_hand(operator, implementation, device):
 @pytest.mark.parametrize(("operator", "implementation", "device"), TARGETS)
 def test_probability_zero_is_never_drawn_and_temperature_zero_is_greedy(operator, implementation, device):
     """Field case 28."""
-    count = 50 if cases.slow(implementation, device) else 3000
+    count = 6 if cases.slow(implementation, device) else 3000
     x = torch.tensor([[0.0, -math.inf, -1.0, -math.inf, -200.0, -math.inf, -math.inf]])
     hot = draw(operator, implementation, device, count, [x, x])
     assert set(hot.cid.tolist()) == {0, 2}
@@ -223,6 +230,7 @@ def test_probability_zero_is_never_drawn_and_temperature_zero_is_greedy(operator
 @pytest.mark.parametrize(("operator", "implementation", "device"), TARGETS)
 def test_a_closed_gate_keeps_the_primary_when_sampling(operator, implementation, device):
     x = torch.tensor([[2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
-    got = draw(operator, implementation, device, 40, [x, x], gate="max_prob", gate_threshold=0.3)
+    count = 3 if cases.slow(implementation, device) else 40
+    got = draw(operator, implementation, device, count, [x, x], gate="max_prob", gate_threshold=0.3)
     assert set(got.cid.tolist()) == {0}
     assert not got.ensembled.any()

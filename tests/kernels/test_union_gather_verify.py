@@ -103,6 +103,10 @@ def test_gather_follows_strides(implementation, device, builder):
 @pytest.mark.parametrize("mask", [False, True], ids=["all", "masked"])
 def test_verify_equals_brute_force(implementation, device, builder, size, mask):
     """Ordinary targets, END, nothing to check, EOS ids as plain targets; argmax is the smallest id among equals."""
+    if cases.slow(implementation, device):
+        turn = list(cases.BUILDERS).index(builder) + (1, 7, 111, 8193).index(size)
+        if (turn + mask) % 4 or (size > 111 and turn % 3):
+            pytest.skip("the interpreter takes every fourth case, one in twelve of the largest size")
     g = torch.Generator().manual_seed(size)
     rows = 12
     logits = cases.BUILDERS[builder](rows, size, torch.bfloat16, g)
