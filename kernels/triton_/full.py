@@ -317,6 +317,8 @@ def full_sharpen_kernel(
         # Temperature keeps the order of E, so its argmax is E's: rounding E^(1/τ) must not make new ties.
         log = tl.log(tl.where(mean > 0.0, mean, 1.0)) - tl.log(tl.load(state_ptr + 4))
         soft = tl.where(mean > 0.0, tl.exp(log / tl.load(settings.tau + row)), 0.0)
+    # Loads and stores may spread over threads differently, and this one overwrites what was read.
+    tl.debug_barrier()
     tl.store(mean_ptr + row * stride + cids, soft)
     cell = row * chunks + chunk
     tl.store(totals_ptr + cell * 2, tl.sum(soft, axis=0))
@@ -338,6 +340,7 @@ def full_normalise_kernel(
     probs = tl.load(mean_ptr + row * stride + cids) / total
     # From here on −inf stands for 0, so that the selection of the most probable leaves it out.
     shown = tl.where(probs > 0.0, probs, float("-inf"))
+    tl.debug_barrier()
     tl.store(mean_ptr + row * stride + cids, shown)
     maxima = tl.max(tl.reshape(shown, [SPAN // GROUP, GROUP]), axis=1)
     tl.store(maxima_ptr + row * groups + chunk * (SPAN // GROUP) + tl.arange(0, SPAN // GROUP), maxima)

@@ -127,14 +127,14 @@ def test_equals_brute_force(operator, implementation, device, seed):
 @given(seed=st.integers(0, 2**32 - 1))
 def test_equals_brute_force_interpreted(operator, implementation, device, seed):
     """The same with fewer examples and rows, since a row takes a good part of a second."""
-    compare_with_brute_force(operator, implementation, device, seed, rows=2)
+    compare_with_brute_force(operator, implementation, device, seed, most_rows=2)
 
 
-def compare_with_brute_force(operator, implementation, device, seed, rows=5):
+def compare_with_brute_force(operator, implementation, device, seed, most_rows=5):
     ours, brute = OPERATIONS[operator]
     rng = np.random.default_rng(seed)
     vocab = cases.random_vocab(rng, [int(n) for n in rng.integers(5, 40, size=int(rng.integers(1, 4)))])
-    batch, k = int(rng.integers(1, rows + 1)), int(rng.choice([1, 3, 10, 50]))
+    batch, k = int(rng.integers(1, most_rows + 1)), int(rng.choice([1, 3, 10, 50]))
     logits = random_logits(rng, vocab, batch)
     rows = [random_settings(rng, len(vocab.models)) for _ in range(batch)]
     got = ours(
