@@ -201,7 +201,9 @@ def _block(logits: Sequence[Tensor], vocab: VocabTensors, settings: FuseSettings
     passes = next_power_of_two(chunks)
     stride = chunks * CANDIDATE_CHUNK
     groups = stride // GROUP
-    wide = {**FINISH_OPTIONS, "num_warps": 2 * max(2, padded)}
+    # A thread holds as many elements of [models, candidates] whatever the number of models; 64 Ki registers a program.
+    warps = 2 * max(2, padded)
+    wide = {**FINISH_OPTIONS, "num_warps": warps, "maxnreg": min(224, 2048 // warps)}
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty((batch, *shape), dtype=dtype, device=device)

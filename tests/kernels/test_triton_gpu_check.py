@@ -103,3 +103,14 @@ def test_a_wrong_operator_is_found(checks, monkeypatch, check, operator, field):
     monkeypatch.setattr(kernels, operator, stand_in(lambda *args: off(right(*args))))
     assert all(line.startswith(f"{check}: ") for line in checks.differences(sizes, "cpu", [check]))
     assert list(checks.differences(sizes, "cpu", [check]))
+
+
+def test_whole_vocabularies_over_several_chunks_and_blocks(checks, monkeypatch):
+    """6 251 candidates are four programs' work; two rows fit a block; sampled rows with filters among greedy ones."""
+    launcher = importlib.import_module("ensemble_decode.kernels.triton_.fuse_full")
+    monkeypatch.setattr(launcher, "FULL_BLOCK", 2 * 6251)
+    sizes = checks.Sizes((), (3000, 5000), (), 3, 5)
+    assert checks.mixed_step(sizes, torch.float32).vocab.size == 6251
+    filters = {"temperature": [0.0, 0.8, 2.0], "top_p": [1.0, 0.9, 0.6], "sample_top_k": [0, 40, 0]}
+    sharpen = {"sharpen": ["prefix", "none", "temperature"], "gate": 0, "trigger": 0}
+    assert list(checks.fuse_full(sizes, "cpu", **filters, **sharpen)) == []
