@@ -58,20 +58,21 @@ def check(pair: equality.Pair, prompt: str, method: ed.SpecFuse, max_new_tokens:
 def test_equals_the_oracle(names):
     """Exits included: a threshold of 1 lets every model leave that is below average."""
     pair = equality.tiny(names)
-    left = 0
-    for prompt in MIXED[:5]:
-        for method in (ed.SpecFuse(), ed.SpecFuse(segment_length=3, exit_threshold=1.0, feedback=2.0)):
-            assert check(pair, prompt, method, 16) >= 2
-        (row,) = pair.ensemble.generate(prompt, method=method, max_new_tokens=16)
+    left = rounds = 0
+    for prompt in MIXED[:4]:
+        for method in (ed.SpecFuse(), ed.SpecFuse(segment_length=3, exit_threshold=1.0, temperature=0.2, feedback=2.0)):
+            rounds += check(pair, prompt, method, 10)
+        (row,) = pair.ensemble.generate(prompt, method=method, max_new_tokens=10)
         left += row.stats.active[-1] < 3
     assert left >= 2
+    assert rounds >= 16
 
 
 def test_equals_the_oracle_with_weights_stops_and_end():
     names = ("llama2", "gpt2", "qwen2")
     pair = equality.tiny(names, 5, (0.5, 0.1, 0.4), end=4.0)
     finished = set()
-    for prompt in MIXED:
+    for prompt in MIXED[:6]:
         check(pair, prompt, ed.SpecFuse(segment_length=5), 14, ["ou", ". ", "\n\n"])
         finished.add(
             pair.ensemble.generate(prompt, method=ed.SpecFuse(segment_length=5), max_new_tokens=14)[0].finish_reason
@@ -148,4 +149,4 @@ def test_equals_the_oracle_on_the_demo_models():
         ("english", ed.SpecFuse()),
         ("chinese", ed.SpecFuse(segment_length=5, exit_threshold=1.0)),
     ):
-        assert check(pair, TEXTS[name], method, 12) >= 2
+        assert check(pair, TEXTS[name], method, 9) >= 2
