@@ -158,7 +158,7 @@ def test_frequencies_follow_e(operator, implementation, device, options, expecte
 
     The interpreter is too slow for frequencies: its draws are the reference's, one by one.
     """
-    count = 5 if cases.slow(implementation, device) else 20_000
+    count = 3 if cases.slow(implementation, device) else 20_000
     g = torch.Generator().manual_seed(4)
     logits = [torch.randn(1, 7, generator=g), torch.randn(1, 7, generator=g)]
     weights = np.array(options.get("weights", (1, 1)), dtype=float)
