@@ -62,10 +62,11 @@ def check(pair: Pair, texts, method: ed.SpecFuse, max_new_tokens: int, stop=None
     return left
 
 
-@pytest.mark.parametrize("method", METHODS, ids=range(len(METHODS)))
-@pytest.mark.parametrize("group", GROUPS)
-def test_batch_equals_oracle(group, method):
-    check(GROUPS[group](), PROMPTS[:3], method, 16)
+@pytest.mark.parametrize("number", range(2 * len(METHODS)))
+def test_batch_equals_oracle(number):
+    """Every method on two groups, every group with three methods."""
+    group = list(GROUPS)[(number + number // len(METHODS)) % len(GROUPS)]
+    check(GROUPS[group](), PROMPTS[:3], METHODS[number % len(METHODS)], 16)
 
 
 def test_models_leave():
