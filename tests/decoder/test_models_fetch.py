@@ -146,7 +146,15 @@ print(demo.fetch_demo("fake"))
 """
     env = os.environ | {"PIP_INDEX_URL": f"http://127.0.0.1:{server.server_address[1]}/simple"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", program], env=env, text=True, start_new_session=True, **pipes)
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=env,
+        text=True,
+        start_new_session=True,
+        # A shell that runs the tests in the background hands down an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **pipes,
+    )
 
 
 def test_parts_are_checked_joined_and_nothing_else_is_left(home, known, local, capsys):
