@@ -146,7 +146,7 @@ def test_equals_the_oracle_on_the_demo_models():
     fast = ed.Ensemble.load(["demo:smollm2", "demo:gemma3"], devices="cpu", dtype="float32")
     pair = equality.Pair(("smollm2", "gemma3"), fast, models)
     for name, method in (
-        ("english", ed.SpecFuse()),
+        ("english", ed.SpecFuse(segment_length=4)),
         ("chinese", ed.SpecFuse(segment_length=5, exit_threshold=1.0)),
     ):
-        assert check(pair, TEXTS[name], method, 9) >= 2
+        assert check(pair, TEXTS[name], method, 8) >= 2
