@@ -364,3 +364,19 @@ def test_case_13_padded_heads_share_a_vocabulary():
     for row in pair.generate(MIXED[:4], max_new_tokens=10):
         assert row.finish_reason != "error"
         assert all(token < limit for token in row.token_ids)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device beside the CPU")
+@pytest.mark.parametrize("method", [ed.UniTE(), ed.SAFE(), ed.GaC()], ids=["unite", "safe", "gac"])
+def test_case_25_models_on_different_devices_give_the_same_tokens(method):
+    names = ("gpt2", "llama2")
+    made = [tiny_models.tiny_model(tiny_models.USUAL[name], name, seed=i) for i, name in enumerate(names)]
+    made[1] = made[1].to("cuda")
+    apart = ed.Ensemble.from_models(made, [tokenizers.build(name) for name in names], names=list(names))
+    together = tiny(*names)
+    for one, other in zip(
+        apart.generate(MIXED, method=method, max_new_tokens=12),
+        together.generate(MIXED, method=method, max_new_tokens=12),
+        strict=True,
+    ):
+        assert same(one, other)

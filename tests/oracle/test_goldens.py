@@ -25,6 +25,14 @@ def test_unite_goldens_cover_both_orders_and_many_prompts():
         assert all(len(line["ids"]) == 40 or line["finish"] == "end" for line in runs)
 
 
+def test_golden_texts_are_clean():
+    """Scripts that join decoded token strings print U+FFFD over and over on these prompts; no text here holds one."""
+    _, lines = golden("unite")
+    assert len([line for line in lines if line["prompt"] == "word_problem"]) == 2
+    for line in lines:
+        assert "\ufffd" not in line["data"], sweep.key(line)
+
+
 @pytest.fixture(scope="module")
 def demo():
     loaded = sweep.load_demo()
