@@ -39,6 +39,10 @@ class UniTE:
     def __post_init__(self) -> None:
         if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 1:
             raise InputError(f"UniTE: top_k must be a positive integer, got {self.top_k!r}")
+        if self.top_k > 1024:
+            raise InputError(
+                f"UniTE: top_k may be at most 1024, got {self.top_k}; GaC(threshold=1) takes whole vocabularies"
+            )
         check_choice("UniTE", "oov", self.oov, get_args(Oov))
         check_choice("UniTE", "aggregate", self.aggregate, get_args(Aggregate))
         if self.gate is not None and type(self.gate) not in GATE_NAMES:

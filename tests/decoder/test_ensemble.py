@@ -268,6 +268,7 @@ def test_arguments_that_no_row_can_use_are_refused(trio, options, named):
     ("make", "named"),
     [
         (lambda: ed.UniTE(top_k=0), "top_k"),
+        (lambda: ed.UniTE(top_k=1025), "GaC"),
         (lambda: ed.UniTE(oov="drop"), "oov"),
         (lambda: ed.UniTE(aggregate="median"), "aggregate"),
         (lambda: ed.UniTE(gate=0.5), "gate"),
