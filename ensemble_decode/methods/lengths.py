@@ -15,7 +15,7 @@ class AutoLength:
 
     A draft that stood whole lengthens the next one by 2, up to 16; after a rejection the next draft is one longer than what
     had stood. A draft stops early after a token that the primary itself gives less than 0.35: what follows it is
-    likely to be thrown away. The figures were chosen by measurement (docs/methods.md).
+    likely to be thrown away. The figures are a first choice, not yet tuned.
     """
 
     length: int = FIRST
