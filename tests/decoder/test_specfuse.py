@@ -147,6 +147,6 @@ def test_equals_the_oracle_on_the_demo_models():
     pair = equality.Pair(("smollm2", "gemma3"), fast, models)
     for name, method in (
         ("english", ed.SpecFuse(segment_length=4)),
-        ("chinese", ed.SpecFuse(segment_length=5, exit_threshold=1.0)),
+        ("chinese", ed.SpecFuse(segment_length=2, exit_threshold=1.0)),
     ):
         assert check(pair, TEXTS[name], method, 8) >= 2
