@@ -1,19 +1,19 @@
 """What ensembling costs per token: methods against the models' own decode steps, alternating in one process.
 
-    python benches/bench_decode.py            # bf16 and float32, batch 1 and 32; prints ratios of medians
-    python benches/bench_decode.py --dtype bfloat16 --method safe --tokens 32
+    python benches/bench_decode.py            # bfloat16 and float32, both methods
+    python benches/bench_decode.py --dtype bfloat16 --method safe --tokens 24 --rounds 2
 
-Ratios only: absolute times of a shared CPU mean nothing to anybody else.
+Prints ratios of medians: absolute times of a shared CPU mean nothing to anybody else. "Decode only" leaves out the first
+round of each run, in which the prompts are read.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
+from typing import Any
 
 import torch
+from decode_pace import Forward, Pace, generation, in_turn, middle, own_steps, pace, table
 
 import ensemble_decode as ed
 from ensemble_decode.models import LoadedModel, load_all
@@ -23,130 +23,109 @@ PROMPTS = [
     f"Question: A farmer has {n} cows and buys {n // 2 + 1} more. How many cows does the farmer have now?\nAnswer:"
     for n in range(3, 35)
 ]
+MIXED = ["The old lighthouse keeper climbed the stairs and", "def fibonacci(n):\n", "1, 2, 4, 8, 16, 32,"]
+LENGTHS = (3, 5, 8)
 
 
-class Meter:
-    """Seconds per generated token of several variants, run in turn."""
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-        self.seconds: dict[str, list[float]] = {}
-
-    def run(self, variants: dict[str, Callable[[], int]]) -> None:
-        for work in variants.values():
-            work()
-        for _ in range(self.rounds):
-            for name, work in variants.items():
-                began = time.perf_counter()
-                tokens = work()
-                self.seconds.setdefault(name, []).append((time.perf_counter() - began) / tokens)
-
-    def median(self, name: str) -> float:
-        return statistics.median(self.seconds[name])
-
-    def ratio(self, name: str, *parts: str) -> tuple[float, float]:
-        """Median over rounds of name / sum of parts, with the half-width of its interquartile range."""
-        values = sorted(
-            x / sum(ys) for x, *ys in zip(self.seconds[name], *(self.seconds[p] for p in parts), strict=True)
-        )
-        n = len(values)
-        return statistics.median(values), (values[(3 * n) // 4] - values[n // 4]) / 2
-
-
-def generation(ensemble: ed.Ensemble, prompts: list[str], method: object, tokens: int) -> Callable[[], int]:
-    """Generate with the ensemble; returns the number of tokens it made."""
-
-    def work() -> int:
-        rows = ensemble.generate(prompts, method=method, max_new_tokens=tokens, batch_size=len(prompts))
-        return sum(len(row.token_ids) for row in rows)
-
-    return work
-
-
-def own_steps(entry: LoadedModel, prompt: str, tokens: int, width: int = 1) -> Callable[[], int]:
-    """A model's own decode steps through transformers with its own cache, ``width`` tokens a step, prefill included."""
-    ids = torch.tensor([entry.tokenizer(prompt)["input_ids"]])
-
-    @torch.inference_mode()
-    def work() -> int:
-        out = entry.model(ids, use_cache=True)
-        token = out.logits[:, -1:].argmax(-1)
-        for _ in range(tokens - 1):
-            out = entry.model(token.expand(1, width), past_key_values=out.past_key_values, use_cache=True)
-            token = out.logits[:, -1:].argmax(-1)
-        return tokens
-
-    return work
-
-
-def table(title: str, rows: list[tuple[str, tuple[float, float], str]]) -> None:
-    print(f"\n{title}")
-    for name, (value, spread), bound in rows:
-        print(f"  {name:66} {value:7.2f} ± {spread:.2f}   {bound}")
-
-
-def unite(ensemble: ed.Ensemble, originals: list[LoadedModel], dtype: str, tokens: int, rounds: int) -> None:
-    meter = Meter(rounds)
-    variants = {f"own {m}": own_steps(entry, PROMPT, tokens) for m, entry in enumerate(originals)}
-    variants |= {f"single {m}": generation(ensemble, [PROMPT], ed.Single(m), tokens) for m in range(len(originals))}
+def unite(ensemble: ed.Ensemble, originals: list[LoadedModel], dtype: str, options: argparse.Namespace) -> None:
+    tokens, models = options.tokens, range(len(originals))
+    variants: dict[str, Any] = {f"own {m}": own_steps(entry, PROMPT, tokens) for m, entry in enumerate(originals)}
+    variants |= {f"single {m}": generation(ensemble, [PROMPT], ed.Single(m), tokens) for m in models}
     variants["unite 1"] = generation(ensemble, [PROMPT], ed.UniTE(), tokens)
     variants["unite 32"] = generation(ensemble, PROMPTS, ed.UniTE(), tokens)
-    meter.run(variants)
-    own = [f"own {m}" for m in range(len(originals))]
-    single = [f"single {m}" for m in range(len(originals))]
+    variants["pace 1"] = lambda: pace(ensemble, [PROMPT], ed.UniTE(), 2 * tokens, tokens)
+    variants["pace 32"] = lambda: pace(ensemble, PROMPTS, ed.UniTE(), 2 * tokens, max(3, tokens // 4))
+    kept = in_turn(variants, options.rounds)
     table(
-        f"UniTE, {dtype}, {tokens} tokens, {torch.get_num_threads()} threads, medians of {rounds} alternating rounds",
+        f"UniTE, {dtype}, {tokens} tokens, {torch.get_num_threads()} threads, medians of {options.rounds} alternating rounds",
         [
             (
                 "time per token, batch 1 / sum of the models' own transformers steps",
-                meter.ratio("unite 1", *own),
+                middle([k["unite 1"] / sum(k[f"own {m}"] for m in models) for k in kept]),
                 "<= 1.15",
             ),
-            ("time per token, batch 1 / sum of the models alone in this loop", meter.ratio("unite 1", *single), ""),
-            ("tokens/s at batch 32 / tokens/s at batch 1", meter.ratio("unite 1", "unite 32"), ">= 8"),
+            (
+                "time per token, batch 1 / sum of the models alone in this loop",
+                middle([k["unite 1"] / sum(k[f"single {m}"] for m in models) for k in kept]),
+                "",
+            ),
+            (
+                "tokens/s at batch 32 / batch 1, prompts included",
+                middle([k["unite 1"] / k["unite 32"] for k in kept]),
+                "",
+            ),
+            (
+                "tokens/s at batch 32 / batch 1, decode only",
+                middle([k["pace 32"].rate / k["pace 1"].rate for k in kept]),
+                ">= 8",
+            ),
         ],
     )
 
 
-def safe(ensemble: ed.Ensemble, originals: list[LoadedModel], dtype: str, tokens: int, rounds: int) -> None:
-    meter, lengths = Meter(rounds), (3, 5, 8)
-    methods = {f"safe {n}": ed.SAFE(draft_length=n) for n in lengths} | {"safe auto": ed.SAFE(draft_length="auto")}
-    variants = {name: generation(ensemble, [PROMPT], method, tokens) for name, method in methods.items()}
-    variants |= {"unite": generation(ensemble, [PROMPT], ed.UniTE(), tokens)}
-    variants |= {"draft": own_steps(originals[0], PROMPT, tokens)}
-    variants |= {f"verify {n}": own_steps(originals[1], PROMPT, max(2, tokens // 4), n) for n in lengths}
-    variants["safe 5, batch 32"] = generation(ensemble, PROMPTS, methods["safe 5"], tokens)
-    meter.run(variants)
-    rows = []
-    for n in lengths:
-        (done,) = ensemble.generate(PROMPT, method=methods[f"safe {n}"], max_new_tokens=tokens)
-        made = len(done.token_ids)
-        cost = (done.stats.drafted * meter.median("draft") + done.stats.rounds * meter.median(f"verify {n}")) / made
-        rows.append(
-            (
-                f"n = {n}: time per token / (drafts + one verification a round)",
-                (meter.median(f"safe {n}") / cost, 0.0),
-                "<= 1.15",
-            )
-        )
-    best = min(lengths, key=lambda n: meter.median(f"safe {n}"))
+def bound(run: Pace, draft: float, verify: float) -> float:
+    """Seconds per token of the drafted tokens' steps and one verification a round, and nothing else."""
+    return (run.drafted * draft + run.rounds * verify) / run.tokens
+
+
+def safe(ensemble: ed.Ensemble, originals: list[LoadedModel], dtype: str, options: argparse.Namespace) -> None:
+    tokens, auto = options.tokens, ed.SAFE(draft_length="auto")
+    methods = {f"{n}": ed.SAFE(draft_length=n) for n in LENGTHS} | {"auto": auto, "unite": ed.UniTE()}
+    context = MIXED[0] * 4
+    forwards = {"draft": Forward(ensemble.runners[0], originals[0], context, 1)}
+    forwards |= {f"verify {n}": Forward(ensemble.runners[1], originals[1], context, n) for n in LENGTHS}
+
+    def over_prompts(method: Any) -> Pace:
+        return sum((pace(ensemble, [text], method, tokens) for text in MIXED), Pace())
+
+    variants: dict[str, Any] = {}
+    for name, method in methods.items():
+        variants[name] = lambda method=method: over_prompts(method)
+        # beside every method, so that what slows the machine for a while slows both sides of a ratio
+        for what, forward in forwards.items():
+            if what == "draft" or what == f"verify {name}":
+                variants[f"{what} of {name}"] = lambda f=forward: [
+                    middle([side() for _ in range(5)])[0] for side in (f.ours, f.theirs)
+                ]
+    variants["one"] = lambda: pace(ensemble, [PROMPT], methods["5"], 2 * tokens, 6)
+    variants["many"] = lambda: pace(ensemble, PROMPTS, methods["5"], 64, 2)
+    kept: list[dict[str, Any]] = in_turn(variants, options.rounds)
+    for forward in forwards.values():
+        forward.close()
+
+    rows: list[tuple[str, tuple[float, float], str]] = []
+    for side, where, limit in ((0, "in this runner", "<= 1.15"), (1, "in transformers", "")):
+        for n in LENGTHS:
+            ratios = [
+                k[f"{n}"].per_token / bound(k[f"{n}"], k[f"draft of {n}"][side], k[f"verify {n} of {n}"][side])
+                for k in kept
+            ]
+            rows.append((f"n = {n}: time per token / (n t_draft + t_verify(n)) {where}", middle(ratios), limit))
+    best = min(LENGTHS, key=lambda n: middle([k[f"{n}"].per_token for k in kept])[0])
+    for n in LENGTHS:
+        ratios = [k["auto"].per_token / k[f"{n}"].per_token for k in kept]
+        mark = ", the best" if n == best else ""
+        rows.append((f"auto / n = {n}{mark}", middle(ratios), "<= 1"))
     rows += [
-        (f"auto / best fixed length (n = {best})", meter.ratio("safe auto", f"safe {best}"), "<= 1"),
-        ("SAFE, n = 5 / UniTE", meter.ratio("safe 5", "unite"), ""),
-        ("tokens/s at batch 32 / tokens/s at batch 1", meter.ratio("safe 5", "safe 5, batch 32"), ">= 5"),
+        ("auto / UniTE", middle([k["auto"].per_token / k["unite"].per_token for k in kept]), ""),
+        (
+            "n = 5: tokens/s at batch 32 / batch 1, decode only",
+            middle([k["many"].rate / k["one"].rate for k in kept]),
+            ">= 5",
+        ),
+        ("n = 5: host work at batch 32, % of the time", middle([100 * k["many"].host_share for k in kept]), "< 5"),
+        ("n = 5: host work at batch 1, % of the time", middle([100 * k["one"].host_share for k in kept]), ""),
     ]
-    table(f"SAFE, {dtype}, {tokens} tokens, medians of {rounds} alternating rounds", rows)
-    for name, prompts in (("batch 1", [PROMPT]), ("batch 32", PROMPTS)):
-        done = ensemble.generate(prompts, method=methods["safe 5"], max_new_tokens=tokens, batch_size=32)
-        host = sum(row.stats.host_seconds for row in done)
-        fusion = sum(row.stats.fusion_seconds for row in done)
-        forward = sum(sum(row.stats.forward_seconds) for row in done)
-        total = host + fusion + forward
-        drafted, accepted = (sum(getattr(row.stats, k) for row in done) for k in ("drafted", "accepted"))
-        made = sum(len(row.token_ids) for row in done)
+    table(
+        f"SAFE, {dtype}, decode only, {tokens} tokens of each of {len(MIXED)} prompts, {torch.get_num_threads()} threads, "
+        f"medians of {options.rounds} alternating rounds",
+        rows,
+    )
+    for name in [f"{n}" for n in LENGTHS] + ["auto"]:
+        run = kept[0][name]
         print(
-            f"  {name}: host {100 * host / total:.1f} %, fusion {100 * fusion / total:.1f} % of the time; "
-            f"{100 * accepted / drafted:.0f} % of drafts stood, {100 * sum(r.stats.ensembled for r in done) / made:.0f} % of tokens ensembled"
+            f"  {name:>4}: {run.tokens / run.rounds:.2f} tokens a round; {run.drafted} drafted for {run.tokens}, "
+            f"{run.drafted - run.accepted} thrown away; {100 * run.ensembled / run.tokens:.0f} % of tokens ensembled"
         )
 
 
@@ -154,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtype", nargs="*", default=["bfloat16", "float32"])
     parser.add_argument("--method", nargs="*", default=["unite", "safe"], choices=["unite", "safe"])
-    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--models", nargs="*", default=["demo:smollm2", "demo:gemma3"])
     options = parser.parse_args()
@@ -162,7 +141,7 @@ def main() -> None:
         ensemble = ed.Ensemble.load(options.models, dtype=dtype)
         originals = load_all(options.models, dtypes=dtype)
         for name in options.method:
-            {"unite": unite, "safe": safe}[name](ensemble, originals, dtype, options.tokens, options.rounds)
+            {"unite": unite, "safe": safe}[name](ensemble, originals, dtype, options)
 
 
 if __name__ == "__main__":
