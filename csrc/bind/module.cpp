@@ -9,6 +9,7 @@
 
 #include "../core/dispatch.h"
 #include "../core/fuse.h"
+#include "../core/linear.h"
 #include "../core/pool.h"
 #include "../core/topk_stats.h"
 #include "../core/verify_draft.h"
@@ -252,6 +253,42 @@ void bind_verify_draft(nb::module_& m) {
       "flags"_a.noconvert(), "threads"_a);
 }
 
+void bind_linear(nb::module_& m) {
+  m.def("linear_available", &linear_available, "Whether the instruction set in use has the bfloat16 linear layer.");
+  m.def(
+      "linear",
+      [](const In<float>& x, const AnyTensor& weight, const std::optional<AnyTensor>& bias, const AnyOut& out,
+         int threads) {
+        constexpr nb::dlpack::dtype bfloat16{static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
+        require(linear_available(), "the instruction set in use has no bfloat16 linear layer");
+        require(x.ndim() == 2, "x must be [rows, inputs], got " + shape_text(x));
+        require(weight.ndim() == 2 && weight.dtype() == bfloat16 && weight.shape(1) == x.shape(1) &&
+                    weight.stride(1) == 1 && weight.stride(0) == static_cast<int64_t>(weight.shape(1)),
+                "weight must be contiguous bfloat16 [outputs, " + std::to_string(x.shape(1)) + "], got " +
+                    shape_text(weight));
+        require(out.ndim() == 2 && out.dtype() == bfloat16 && out.shape(0) == x.shape(0) &&
+                    out.shape(1) == weight.shape(0),
+                "out must be bfloat16 [rows, outputs], got " + shape_text(out));
+        const uint16_t* offsets = nullptr;
+        if (bias) {
+          require(bias->ndim() == 1 && bias->dtype() == bfloat16 && bias->shape(0) == weight.shape(0) &&
+                      bias->stride(0) == 1,
+                  "bias must be contiguous bfloat16 [outputs], got " + shape_text(*bias));
+          offsets = static_cast<const uint16_t*>(bias->data());
+        }
+        const LinearInput input{x.data(),
+                                static_cast<const uint16_t*>(weight.data()),
+                                offsets,
+                                static_cast<int64_t>(x.shape(0)),
+                                static_cast<int64_t>(x.shape(1)),
+                                static_cast<int64_t>(weight.shape(0))};
+        uint16_t* const to = static_cast<uint16_t*>(out.data());
+        const nb::gil_scoped_release release;
+        linear(input, to, threads);
+      },
+      "x"_a.noconvert(), "weight"_a.noconvert(), "bias"_a.noconvert().none(), "out"_a.noconvert(), "threads"_a);
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -272,6 +309,7 @@ NB_MODULE(_core, m) {
   bind_step(m, "fuse_step", true, [](const FuseInput& in, const FuseOutput& out, int t) { fuse_step(in, out, t); });
   bind_step(m, "fuse_full", false, [](const FuseInput& in, const FuseOutput& out, int t) { fuse_full(in, out, t); });
   bind_verify_draft(m);
+  bind_linear(m);
 }
 
 }  // namespace ensemble

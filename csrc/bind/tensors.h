@@ -14,6 +14,7 @@ namespace ensemble {
 namespace nb = nanobind;
 
 using AnyTensor = nb::ndarray<nb::ro, nb::device::cpu>;
+using AnyOut = nb::ndarray<nb::c_contig, nb::device::cpu>;  // of a type that C++ has no name for
 template <typename T>
 using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
 template <typename T>

@@ -91,6 +91,6 @@ struct V {
 #include "chunk.inl"
 #include "math.inl"
 
-const Kernels kKernelsAvx2 = {"avx2", {chunk<0>, chunk<1>, chunk<2>}, exp_all, log_all};
+const Kernels kKernelsAvx2 = {"avx2", {chunk<0>, chunk<1>, chunk<2>}, exp_all, log_all, widen_avx2, products_avx2};
 
 }  // namespace ensemble

@@ -87,6 +87,6 @@ struct V {
 #include "chunk.inl"
 #include "math.inl"
 
-const Kernels kKernelsAvx512 = {"avx512", {chunk<0>, chunk<1>, chunk<2>}, exp_all, log_all};
+const Kernels kKernelsAvx512 = {"avx512", {chunk<0>, chunk<1>, chunk<2>}, exp_all, log_all, widen_avx2, products_avx2};
 
 }  // namespace ensemble

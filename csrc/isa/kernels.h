@@ -15,6 +15,24 @@ struct ChunkSums {
   float weighted;  // sum of 2^t * t; NaN where the chunk holds a NaN or its maximum is infinite
 };
 
+// A block of products of rows with widened weights; strides count elements, weights are aligned to 32 bytes.
+struct Products {
+  const float* x;  // [rows, inputs]
+  int64_t x_stride;
+  int64_t rows;
+  const float* weights;  // [outputs, inputs], zeros up to weight_stride, a multiple of 8
+  int64_t weight_stride;
+  int64_t outputs;
+  int64_t inputs;
+  float* sums;  // [outputs, rows], with room for whole tiles of four rows
+  int64_t sum_stride;
+  bool add;           // to what sums holds
+  const void* ahead;  // what will be read next, for prefetching only; may be null
+  int64_t ahead_bytes;
+};
+
+constexpr int64_t kTileOutputs = 3;  // blocks of a multiple of so many outputs leave no narrow tiles
+
 struct Kernels {
   const char* name;
   // Reads groups * 128 elements of each dtype (f32, f16, bf16); writes one maximum per group and the sums.
@@ -23,6 +41,9 @@ struct Kernels {
   // In place over n elements, n a multiple of 16. log takes positive normal numbers only.
   void (*exp)(float* x, int64_t n);
   void (*log)(float* x, int64_t n);
+  // bfloat16 [rows, count] to float32, zeros up to the stride; null where there is no such loop, like products.
+  void (*widen)(const uint16_t* from, int64_t from_stride, int64_t rows, int64_t count, float* to, int64_t to_stride);
+  void (*products)(const Products& job);
 };
 
 constexpr float kLog2E = 0x1.715476p+0f;
@@ -32,6 +53,8 @@ extern const Kernels kKernelsPlain;
 #if defined(ENSEMBLE_ISA_X86)
 extern const Kernels kKernelsAvx2;
 extern const Kernels kKernelsAvx512;
+void widen_avx2(const uint16_t* from, int64_t from_stride, int64_t rows, int64_t count, float* to, int64_t to_stride);
+void products_avx2(const Products& job);
 #endif
 #if defined(ENSEMBLE_ISA_NEON)
 extern const Kernels kKernelsNeon;

@@ -116,6 +116,6 @@ struct V {
 #include "chunk.inl"
 #include "math.inl"
 
-const Kernels kKernelsNeon = {"neon", {chunk<0>, chunk<1>, chunk<2>}, exp_all, log_all};
+const Kernels kKernelsNeon = {"neon", {chunk<0>, chunk<1>, chunk<2>}, exp_all, log_all, nullptr, nullptr};
 
 }  // namespace ensemble

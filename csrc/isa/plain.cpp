@@ -121,6 +121,6 @@ struct V {
 #include "chunk.inl"
 #include "math.inl"
 
-const Kernels kKernelsPlain = {"plain", {chunk<0>, chunk<1>, chunk<2>}, exp_all, log_all};
+const Kernels kKernelsPlain = {"plain", {chunk<0>, chunk<1>, chunk<2>}, exp_all, log_all, nullptr, nullptr};
 
 }  // namespace ensemble
