@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ensemble_decode.errors import CacheError
+from ensemble_decode.errors import CacheError, CacheLimitError
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,12 @@ class _Store:
         self.flat = torch.zeros(slots * heads * capacity + 1, dim, dtype=dtype, device=device)
         self.view = self.flat[:-1].view(slots, heads, capacity, dim)
 
-    def grown(self, slots: int, capacity: int, lengths: Sequence[int]) -> _Store:
-        """A larger copy that keeps the first ``lengths[slot]`` positions of every slot."""
+    def resized(self, slots: int, capacity: int, kept: Mapping[int, tuple[int, int]]) -> _Store:
+        """A copy of another size that keeps the first positions of some slots: ``kept[old slot] = (new slot, positions)``."""
         _, heads, _, dim = self.view.shape
         other = _Store(slots, heads, capacity, dim, self.flat.dtype, self.flat.device)
-        for slot, length in enumerate(lengths):
-            if length:
-                other.view[slot, :, :length] = self.view[slot, :, :length]
+        for slot, (to, length) in kept.items():
+            other.view[to, :, :length] = self.view[slot, :, :length]
         return other
 
 
@@ -63,9 +62,11 @@ class LayerStore:
         self.flat_keys.index_copy_(0, index, keys.transpose(1, 2).reshape(-1, keys.shape[-1]))
         self.flat_values.index_copy_(0, index, values.transpose(1, 2).reshape(-1, values.shape[-1]))
 
-    def grow(self, slots: int, capacity: int, lengths: Sequence[int]) -> None:
-        self._keys = self._keys.grown(slots, capacity, lengths)
-        self._values = self._values.grown(slots, capacity, lengths)
+    def resize(self, slots: int, capacity: int, kept: Mapping[int, tuple[int, int]]) -> None:
+        """See ``_Store.resized``; the old keys are gone before the new values are made."""
+        self._keys = self._keys.resized(slots, capacity, kept)
+        self._publish()
+        self._values = self._values.resized(slots, capacity, kept)
         self._publish()
 
     def clear(self, slot: int, length: int) -> None:
@@ -109,6 +110,8 @@ class SlotCache:
         self._high_water: list[int] = []  # positions that may hold an earlier row's content
         self._held: list[bool] = []
         self._free: list[int] = []
+        self._torn = False  # an allocation failed half-way: layers of two sizes
+        self.peak_bytes = 0  # the most that was ever held at once, copies included
 
     # -- slots ---------------------------------------------------------------------------------------------------
 
@@ -174,8 +177,12 @@ class SlotCache:
         Grows by half at least, in whole blocks, as far as the limits allow; never shrinks. Over a limit: ``CacheError``
         with the figures, and nothing has changed.
         """
+        if self._torn:
+            raise CacheError(
+                f"{self.name}: an allocation of the KV cache failed half-way; release every slot and reset()"
+            )
         if self.max_slots is not None and slots > self.max_slots:
-            raise CacheError(f"{self.name}: {slots} row slots asked for, max_slots is {self.max_slots}")
+            raise CacheLimitError(f"{self.name}: {slots} row slots asked for, max_slots is {self.max_slots}")
         if self.max_length is not None and length > self.max_length:
             raise CacheError(f"{self.name}: room for {length} tokens asked for, max_length is {self.max_length}")
         need = self._rounded(max(slots, self.slots), max(length, self.capacity))
@@ -187,7 +194,7 @@ class SlotCache:
         )
         new = roomy if self._fits(roomy) else need
         if not self._fits(new):
-            raise CacheError(
+            raise CacheLimitError(
                 f"{self.name}: {new[0]} row slots of {new[1]} tokens need {self._bytes(*new):,} bytes of KV cache, "
                 f"memory_limit is {self.memory_limit:,} ({self.bytes_allocated:,} allocated now, for {self.slots} slots of "
                 f"{self.capacity}); use fewer rows, shorter texts or a higher limit"
@@ -210,21 +217,89 @@ class SlotCache:
     def _fits(self, size: tuple[int, int]) -> bool:
         return self.memory_limit is None or self._bytes(*size) <= self.memory_limit
 
-    def _reallocate(self, slots: int, capacity: int) -> None:
+    def could_hold(self, slots: int, length: int) -> bool:
+        """Whether the limits allow a cache of that many rows of that many tokens."""
+        if (self.max_slots is not None and slots > self.max_slots) or (
+            self.max_length is not None and length > self.max_length
+        ):
+            return False
+        return self._fits(self._rounded(slots, length))
+
+    def reshape(self, slots: int, length: int) -> dict[int, int]:
+        """Make the cache just large enough for ``slots`` rows of ``length`` tokens, be it smaller in one respect than it is.
+
+        Held slots past the end move to free ones: returns ``{old slot: new slot}`` of those. Raises ``CacheLimitError`` over a
+        limit and ``CacheError`` where the held rows would not fit; nothing has changed then.
+        """
+        if not self.could_hold(slots, length):
+            raise CacheLimitError(
+                f"{self.name}: {slots} row slots of {length} tokens need {self._bytes(*self._rounded(slots, length)):,} bytes of KV "
+                f"cache, memory_limit is {self.memory_limit}, max_slots {self.max_slots}, max_length {self.max_length}"
+            )
+        new_slots, capacity = self._rounded(slots, length)
+        if new_slots < self.held or capacity < self.longest:
+            raise CacheError(
+                f"{self.name}: {new_slots} slots of {capacity} tokens cannot hold {self.held} rows of up to {self.longest} tokens"
+            )
+        free = [slot for slot in range(new_slots) if slot >= self.slots or not self._held[slot]]
+        moved = {slot: free.pop(0) for slot in range(new_slots, self.slots) if self._held[slot]}
+        self._reallocate(new_slots, capacity, moved)
+        return moved
+
+    def reset(self) -> None:
+        """Free all memory. Raises ``CacheError`` where a slot is held."""
+        if self.held:
+            raise CacheError(f"{self.name}: {self.held} slots are held; release them before reset()")
+        self.layers, self.slots, self.capacity = [], 0, 0
+        self._lengths, self._high_water, self._held, self._free = [], [], [], []
+        self._torn = False
+        self.generation += 1
+
+    def _reallocate(self, slots: int, capacity: int, moved: Mapping[int, int] | None = None) -> None:
+        moved = moved or {}
+        self._torn = True  # until every layer has the new size
         if not self.layers:
             self.layers = [LayerStore(shape, slots, capacity, self.device) for shape in self.shapes]
-        else:  # layer by layer, so that the peak is one layer over the new size
+        else:  # keys or values of one layer at a time, so that the peak is one of these over the larger size
+            kept = {s: (moved.get(s, s), n) for s, n in enumerate(self._lengths) if n}
             for layer in self.layers:
-                layer.grow(slots, capacity, self._lengths)
-        # what lay behind a row's length was not copied
-        self._high_water = list(self._lengths)
-        for slot in range(self.slots, slots):
-            self._lengths.append(0)
-            self._high_water.append(0)
-            self._held.append(False)
-            heapq.heappush(self._free, slot)
+                layer.resize(slots, capacity, kept)
+        self._torn = False
+        self.peak_bytes = max(
+            self.peak_bytes,
+            max(self._bytes(slots, capacity), self._bytes(self.slots, self.capacity))
+            + (min(slots * capacity, self.slots * self.capacity) + 1) * self._largest_store,
+        )
+        lengths, held = [0] * slots, [False] * slots
+        for slot in range(self.slots):
+            if self._held[slot]:
+                to = moved.get(slot, slot)
+                lengths[to], held[to] = self._lengths[slot], True
+        self._lengths, self._held = lengths, held
+        self._high_water = list(lengths)  # what lay behind a row's length was not copied
+        self._free = [slot for slot in range(slots) if not held[slot]]  # ascending, which is a heap
         self.slots, self.capacity = slots, capacity
         self.generation += 1
+
+    @property
+    def held(self) -> int:
+        """Slots that rows hold."""
+        return sum(self._held)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(self._lengths, default=0)
+
+    def limit_for_peak(self, peak: int) -> int:
+        """The ``memory_limit`` under which the cache stays below ``peak`` bytes also while it is copied to another size."""
+        share = self._largest_store / max(self.bytes_per_token, 1)
+        return int(peak / (1 + share))
+
+    @property
+    def _largest_store(self) -> int:
+        """Bytes per token of the largest tensor: one layer's keys or values."""
+        return max((s.heads * max(s.key_dim, s.value_dim) * s.dtype.itemsize for s in self.shapes), default=0)
 
     @property
     def bytes_per_token(self) -> int:

@@ -1,22 +1,22 @@
-"""The loop under every method: rows in, rounds over shared forwards, rows out."""
+"""What a method's round works with: logits of shared forwards, fusion, choices."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
 from . import kernels
 from .branches import Tree
-from .errors import EnsembleError
+from .riders import Riders
 from .rows import Row
 from .runner import Logits, Runner
-from .sampling import Sampling, choose_alone
+from .sampling import Keys, Sampling, choose_alone
+from .schedule import Scheduler
 from .tracing import alone_step, fused_step
 from .vocab import AlignedVocab
 
@@ -43,10 +43,10 @@ class Clock:
 
 
 class Engine:
-    """Runs one method over rows that come and go; one engine serves one call.
+    """What one method's rounds work with: the models, fusion, and choices under one sampling.
 
     A method's ``round`` asks it for logits (``next_logits``, ``extend``), fuses them under ``fusing()`` and gives each row its
-    token (``commit``, ``commit_alone``).
+    token (``commit``, ``commit_alone``). Which rows take part is the scheduler's affair (``schedule.py``).
     """
 
     def __init__(
@@ -57,12 +57,14 @@ class Engine:
         method: Method,
         sampling: Sampling,
         batch_size: int,
+        riders: Riders | None = None,
     ) -> None:
         self.runners = list(runners)
         self.vocab = vocab
         self.method = method
         self.sampling = sampling
         self.batch_size = batch_size
+        self.riders = riders if riders is not None else Riders(len(self.runners))
         self.device = self.runners[method.primary].device
         self.tensors = vocab.tensors(self.device)
         self.weights = torch.tensor(list(weights), dtype=torch.float32, device=self.device)
@@ -71,57 +73,33 @@ class Engine:
         self.allowed = [torch.from_numpy(v.allowed).to(self.device) for v in vocab.models]
         self._settings: dict[tuple[Any, ...], kernels.FuseSettings] = {}
 
-    # -- rows ------------------------------------------------------------------------------------------------------
-
     def run(self, rows: Iterable[Row]) -> Iterator[Row]:
         """Run all rows to their end, at most ``batch_size`` at a time; yields a row after each round that moved it."""
-        waiting, active = deque(rows), list[Row]()
-        try:
-            while waiting or active:
-                while waiting and len(active) < self.batch_size:
-                    row = waiting.popleft()
-                    if not row.finished:
-                        self._open(row)
-                    if row.finished:
-                        yield row
-                    else:
-                        active.append(row)
-                if active:
-                    self._round(active)
-                    moved, active = active, [row for row in active if not row.finished]
-                    for row in moved:
-                        if row.finished:
-                            self._close(row)
-                    yield from moved
-        finally:
-            for row in active:
-                self._close(row)
+        return Scheduler(self).run(rows)
 
-    def _open(self, row: Row) -> None:
-        try:
-            for m in row.models:
-                row.slots[m] = self.runners[m].acquire()
-        except EnsembleError as error:
-            self._close(row)
-            row.fail(str(error))
+    def with_program(self, method: Method, sampling: Sampling) -> Engine:
+        """The same models and riders under another method and sampling."""
+        return Engine(
+            self.runners, self.vocab, self.weights.tolist(), method, sampling, self.batch_size, riders=self.riders
+        )
 
-    def _close(self, row: Row) -> None:
-        for m, slot in enumerate(row.slots):
-            if slot is not None:
-                self.runners[m].release(slot)
-                row.slots[m] = None
-
-    def _round(self, rows: list[Row]) -> None:
+    def round(self, rows: Sequence[Row], guests: Sequence[Row] = ()) -> None:
+        """One round of the method over ``rows``. Its time is shared out over them and ``guests``, whose prompts are read beside them."""
         self.clock = clock = Clock([0.0] * len(self.runners))
-        self.method.round(self, rows)
+        if rows:
+            self.method.round(self, rows)
+        for m in self.riders.models():  # this round had no forward of theirs
+            self.extend(m, (), (), [])
         wall = time.perf_counter() - clock.started
         host = max(0.0, wall - sum(clock.forward) - clock.fusion)
         for row in rows:
             row.stats.rounds += 1
+        sharers = [*rows, *guests]
+        for row in sharers:
             for m, seconds in enumerate(clock.forward):
-                row.stats.forward_seconds[m] += seconds / len(rows)
-            row.stats.fusion_seconds += clock.fusion / len(rows)
-            row.stats.host_seconds += host / len(rows)
+                row.stats.forward_seconds[m] += seconds / len(sharers)
+            row.stats.fusion_seconds += clock.fusion / len(sharers)
+            row.stats.host_seconds += host / len(sharers)
 
     # -- models ----------------------------------------------------------------------------------------------------
 
@@ -132,18 +110,27 @@ class Engine:
             row.cached[m] = row.total(m) - len(ids)
         return self.extend(m, rows, pending, "last").values
 
-    def extend(self, m: int, rows: Sequence[Row], ids: Sequence[Sequence[int]], logits: str | list[int]) -> Logits:
+    def extend(
+        self, m: int, rows: Sequence[Row], ids: Sequence[Sequence[int]], logits: Literal["last"] | list[int]
+    ) -> Logits:
         """Roll every row's cache of model m back to ``row.cached[m]`` positions, forward ``ids`` after them, and count them in.
 
-        Returns the logits asked for (see ``Runner.extend``), moved to the primary's device.
+        Chunks of prompts that wait for a forward of model m ride along. Returns the logits asked for (see ``Runner.extend``),
+        moved to the primary's device.
         """
         runner, began = self.runners[m], time.perf_counter()
-        slots = [row.slot(m) for row in rows]
-        for row, slot in zip(rows, slots, strict=True):
+        riders = self.riders.take(m)
+        everyone = [*rows, *(row for row, _ in riders)]
+        news = [*ids, *(chunk for _, chunk in riders)]
+        if riders:
+            counts = [1] * len(rows) if logits == "last" else list(logits)
+            logits = [*counts, *([0] * len(riders))]
+        slots = [row.slot(m) for row in everyone]
+        for row, slot in zip(everyone, slots, strict=True):
             if runner.length(slot) > row.cached[m]:
                 runner.rollback(slot, row.cached[m])
-        out = runner.extend(slots, ids, logits)
-        for row, new in zip(rows, ids, strict=True):
+        out = runner.extend(slots, news, logits)
+        for row, new in zip(everyone, news, strict=True):
             row.cached[m] += len(new)
             row.stats.forwarded[m] += len(new)
         if out.values.device != self.device:
@@ -198,25 +185,20 @@ class Engine:
                 sample_top_k=s.top_k,
                 top_p=s.top_p,
                 min_p=s.min_p,
-                seed=s.seed or 0,
                 **fields,
             )
             self._settings[key] = made
         if self.sampling.greedy:
             return made
-        numbers, steps = self.sampling_keys(rows)
-        return made._replace(row=numbers, step=steps)
+        keys = self.sampling_keys(rows)
+        return made._replace(seed=keys.seeds, row=keys.rows, step=keys.steps)
 
-    def sampling_keys(
-        self, rows: Sequence[Row], ahead: Sequence[int] | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys (row, step) of the generator for the token ``ahead`` (default 0) places after the next one; i64 [B]."""
+    def sampling_keys(self, rows: Sequence[Row], ahead: Sequence[int] | None = None) -> Keys:
+        """The generator's keys of the token ``ahead`` (default 0) places after the next one of each row."""
+        seeds = [(self.sampling.seed or 0) if row.request.seed is None else row.request.seed for row in rows]
         numbers = [row.request.seed_row for row in rows]
         steps = [row.length + a for row, a in zip(rows, ahead or [0] * len(rows), strict=True)]
-        return (
-            torch.tensor(numbers, dtype=torch.int64, device=self.device),
-            torch.tensor(steps, dtype=torch.int64, device=self.device),
-        )
+        return Keys(*(torch.tensor(x, dtype=torch.int64, device=self.device) for x in (seeds, numbers, steps)))
 
     # -- choices ---------------------------------------------------------------------------------------------------
 
@@ -273,7 +255,7 @@ class Engine:
         with self.fusing():
             ids = tops.ids[:, 0].long()
             if not self.sampling.greedy:
-                ids = choose_alone(logits, self.allowed[m], self.sampling, *self.sampling_keys(rows, ahead))
+                ids = choose_alone(logits, self.allowed[m], self.sampling, self.sampling_keys(rows, ahead))
             chosen = logits.gather(1, ids.clamp_min(0).unsqueeze(1)).squeeze(1).float()
             probs = (chosen - tops.logsumexp).exp()
             if len(self.eos[m]) > 1:
@@ -289,7 +271,7 @@ class Engine:
 
     def _sample(self, m: int, rows: Sequence[Row], logits: torch.Tensor) -> list[int]:
         with self.fusing():
-            return choose_alone(logits, self.allowed[m], self.sampling, *self.sampling_keys(rows)).tolist()
+            return choose_alone(logits, self.allowed[m], self.sampling, self.sampling_keys(rows)).tolist()
 
     def _why(self, i: int, row: Row, logits: Sequence[torch.Tensor], models: Sequence[int] | None = None) -> str:
         for m, values in zip(models or row.models, logits, strict=True):

@@ -21,6 +21,10 @@ class CacheError(EnsembleError):
     """A use of the KV cache that would leave it wrong: a rollback past its length, a slot that is not held, no memory left."""
 
 
+class CacheLimitError(CacheError):
+    """More KV cache asked for than a limit allows. The cache is as it was."""
+
+
 class ContextError(InputError):
     """A prompt or request that does not fit a model's context length."""
 

@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from .errors import ContextError
 from .text import Detokenizer, IncrementalTokens, StopMatcher
 from .types import Completion, Delta, FinishReason, Stats, TraceStep
 from .vocab import AlignedVocab
 
+if TYPE_CHECKING:
+    from .methods import Method
+    from .sampling import Sampling
+
 
 @dataclass
 class Request:
-    """What the caller asked of one row, already tokenized for every model."""
+    """What the caller asked of one row, already tokenized for every model.
+
+    ``method``, ``sampling``: this row's own, None: the engine's. ``seed``: this row's own, None: that of the engine's sampling.
+    """
 
     number: int
     prompt_ids: list[list[int]]
@@ -22,6 +30,9 @@ class Request:
     stops: Sequence[str | bytes] = ()
     seed_row: int = 0
     trace: bool = False
+    method: Method | None = None
+    sampling: Sampling | None = None
+    seed: int | None = None
 
 
 @dataclass
@@ -57,16 +68,19 @@ class Row:
         self.ids = [[] for _ in range(models)]
         self.cached = [0] * models
         self.slots = [None] * models
-        follow = [m for m in self.models if m != self.primary or self.retokenize_primary]
-        self._tokens = {m: IncrementalTokens(self.vocab.models[m]) for m in follow}
+        self._tokens = {m: IncrementalTokens(self.vocab.models[m]) for m in self._followers()}
         self._stops = StopMatcher(self.request.stops)
         self._detokenizer = Detokenizer()
         self._shown_bytes = 0
         self._shown_ids = 0
-        self._ensembled_until = 0  # bytes that a choice among several models' segments has added
+        self.ensembled_until = 0  # bytes that a choice among several models' segments has added
         self.stats.agreed = [0] * models
         self.stats.forwarded = [0] * models
         self.stats.forward_seconds = [0.0] * models
+
+    def _followers(self) -> list[int]:
+        """The models whose ids are the tokenization of the bytes."""
+        return [m for m in self.models if m != self.primary or self.retokenize_primary]
 
     @property
     def finished(self) -> bool:
@@ -147,7 +161,7 @@ class Row:
         elif self.context_full():
             self.finish_reason = "length"
         if ensembled:
-            self._ensembled_until = len(self.data)
+            self.ensembled_until = len(self.data)
 
     def _cut_to(self, limit: int, floor: int) -> None:
         """Cut the primary's ids to ``limit`` and the text with them, but keep its first ``floor`` bytes: they may have been shown."""
@@ -173,6 +187,24 @@ class Row:
         if m != self.primary:
             del self._tokens[m]
             self.ids[m] = []
+
+    def restore_text(self, data: bytes, ids: Sequence[int], ensembled_until: int) -> None:
+        """Go back to a text and the primary's ids of it, which the row had before; nothing is in the caches any more."""
+        self.data[:] = data
+        self.ids[self.primary] = list(ids)
+        self.ensembled_until = ensembled_until
+        self._stops.rollback(len(data))
+        for m in self._followers():
+            self._tokens.setdefault(m, IncrementalTokens(self.vocab.models[m]))
+        self.forget_caches()
+        self.retokenize()
+
+    def forget_caches(self) -> None:
+        """The caches hold nothing of this row: prompt and text are to be read again."""
+        self.cached = [0] * len(self.cached)
+        forget = getattr(self.state, "forget_caches", None)
+        if forget is not None:
+            forget()
 
     def end(self, end_id: int | None, *, ensembled: bool = False) -> None:
         """END was chosen: ``end_id`` is the primary's id for it (None where it has none)."""
@@ -249,7 +281,7 @@ class Row:
                 final += 1
         ids = self.ids[self.primary][self._shown_ids : final]
         ensembled = any(self._shown_ids <= i < final for i in self.ensembled_at)
-        ensembled |= bool(fresh) and self._shown_bytes - len(fresh) < self._ensembled_until
+        ensembled |= bool(fresh) and self._shown_bytes - len(fresh) < self.ensembled_until
         if self.finished and self.end_id is not None:
             ensembled |= bool(self.ensembled_at) and self.ensembled_at[-1] == final
             ids = [*ids, self.end_id]
@@ -260,7 +292,7 @@ class Row:
         data = bytes(self.data)
         ids = self.ids[self.primary] + ([self.end_id] if self.end_id is not None else [])
         if self.retokenize_primary:
-            self.ensembled_at = self._starting_before(self._ensembled_until)
+            self.ensembled_at = self._starting_before(self.ensembled_until)
             self.stats.ensembled = len(self.ensembled_at)
         return Completion(
             text=data.decode("utf-8", "replace"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -74,25 +75,28 @@ _ALONE, ACCEPT, RESIDUAL = 0xFFFFFFFF, 0xFFFFFFFE, 0xFFFFFFFD
 _MASK = 0xFFFFFFFF
 
 
-def uniform(seed: int, rows: torch.Tensor, steps: torch.Tensor, word: int) -> torch.Tensor:
-    """One float64 number in (0, 1) per row: Philox-4x32-10 keyed by ``seed``, ``rows``, ``steps`` (i64 [B]) and ``word``."""
+class Keys(NamedTuple):
+    """What a draw depends on, with the word that says what is drawn: i64 [B] each."""
+
+    seeds: torch.Tensor
+    rows: torch.Tensor
+    steps: torch.Tensor
+
+
+def uniform(keys: Keys, word: int) -> torch.Tensor:
+    """One float64 number in (0, 1) per row: Philox-4x32-10 keyed by ``keys`` and ``word``."""
+    seeds, rows, steps = keys
     counter = (torch.full_like(rows, word), rows & _MASK, steps & _MASK, (rows >> 32) & _MASK)
-    key = (torch.full_like(rows, seed & _MASK), torch.full_like(rows, (seed >> 32) & _MASK))
-    return ((philox(counter, key)[0] >> 8).double() + 0.5) * 2.0**-24
+    return ((philox(counter, (seeds & _MASK, (seeds >> 32) & _MASK))[0] >> 8).double() + 0.5) * 2.0**-24
 
 
-def choose_alone(
-    logits: torch.Tensor, allowed: torch.Tensor, sampling: Sampling, rows: torch.Tensor, steps: torch.Tensor
-) -> torch.Tensor:
+def choose_alone(logits: torch.Tensor, allowed: torch.Tensor, sampling: Sampling, keys: Keys) -> torch.Tensor:
     """Sample one id per row from one model's own distribution, by inversion of its cumulative sum.
 
-    ``logits`` [B, V], ``allowed`` bool [V], ``rows`` and ``steps`` i64 [B] (keys of the generator, with ``sampling.seed``).
-    Returns i64 [B]; an id of probability 0 is never returned. A row with nothing allowed returns −1.
+    ``logits`` [B, V], ``allowed`` bool [V]. Returns i64 [B]; an id of probability 0 is never returned. A row with nothing
+    allowed returns −1.
     """
-    if sampling.seed is None:
-        raise InputError("choose_alone: sampling needs a seed; the caller draws one for the whole call")
     mass = filtered_probs(logits, allowed, sampling).double().cumsum(-1)
-    r = uniform(sampling.seed, rows, steps, _ALONE)
-    target = r.to(mass.device).unsqueeze(-1) * mass[:, -1:]
+    target = uniform(keys, _ALONE).to(mass.device).unsqueeze(-1) * mass[:, -1:]
     ids = torch.searchsorted(mass, target, right=True).squeeze(-1)
     return torch.where(mass[:, -1] > 0, ids, -1)

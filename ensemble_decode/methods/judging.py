@@ -152,7 +152,7 @@ def _speculate(
     ours, theirs = (torch.where(mine, x, 0.0).sum(-1) for x in (wanted, own))
     theirs = torch.where(mine.any(-1), theirs, drafted.gather(1, tokens.unsqueeze(1)).squeeze(1))
     keys = engine.sampling_keys(rows, [j for _, j in places])
-    accept, place = (uniform(sampling.seed or 0, *keys, word) for word in (ACCEPT, RESIDUAL))
+    accept, place = (uniform(keys, word) for word in (ACCEPT, RESIDUAL))
     residual = (wanted - own).clamp_min(0).double().cumsum(-1)
     at = torch.searchsorted(residual, place.unsqueeze(1) * residual[:, -1:], right=True).clamp_max(cids.shape[1] - 1)
     stands = (accept * theirs < ours) | (residual[:, -1] <= 0) | ~e.ensembled

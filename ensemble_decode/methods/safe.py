@@ -195,6 +195,10 @@ class State:
     auto: AutoLength = field(default_factory=AutoLength)
     ahead: Draft | None = None
 
+    def forget_caches(self) -> None:
+        """A draft written ahead rests on the caches; without it the same tokens are drafted again."""
+        self.ahead = None
+
     @classmethod
     def of(cls, row: Row) -> State:
         if not isinstance(row.state, cls):

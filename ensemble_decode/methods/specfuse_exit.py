@@ -28,6 +28,9 @@ class Standing:
         standing.renormalise()
         return standing
 
+    def __copy__(self) -> Standing:
+        return Standing(list(self.active), list(self.weights), list(self.totals), self.rounds)
+
     @property
     def models(self) -> int:
         """M, the models at the start."""
