@@ -5,22 +5,26 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .engine import Engine
-from .errors import EnsembleError, InputError
+from .errors import ContextError, EnsembleError, InputError
 from .methods import Method, UniTE
 from .models.loading import load_all
 from .prompts import ChatMode, Prompt, SystemMode, as_prompts, check_prompt_type, prompt_ids
 from .rows import Request, Row, check_prompt
 from .runner import Runner
 from .sampling import Sampling
+from .schedule import PREFILL_TOKENS
 from .types import Completion, Delta
 from .vocab import AlignedVocab
+
+if TYPE_CHECKING:
+    from .batch import BatchRequest, BatchRun, Order
 
 GREEDY = Sampling()
 
@@ -126,6 +130,48 @@ class Ensemble:
             if delta.text or delta.token_ids or delta.finish_reason:
                 yield delta
 
+    def generate_batch(
+        self,
+        requests: Iterable[Prompt | BatchRequest],
+        *,
+        method: Method | None = None,
+        max_new_tokens: int = 128,
+        stop: str | bytes | Sequence[str | bytes] | None = None,
+        sampling: Sampling = GREEDY,
+        batch_size: int = 32,
+        memory: int | float | str | None = None,
+        order: Order = "input",
+        prefill_tokens: int = PREFILL_TOKENS,
+        chat: ChatMode = "template",
+        system: SystemMode = "error",
+    ) -> BatchRun:
+        """Complete any number of prompts at high throughput; an iterator of results, which reads ``requests`` as there is room.
+
+        ``requests``: prompts as in ``generate``, or ``BatchRequest`` with settings of their own. ``memory``: what the KV caches of all
+        models may take at any moment: bytes, a size such as ``"8GiB"``, or a share of what is free, ``0.5`` or ``"50%"``; None: 80 % of
+        a GPU's free memory, 50 % of the host's. ``order``: ``"input"``, or ``"finished"``: as rows end. ``prefill_tokens``: the most
+        prompt tokens that one round reads of each model.
+
+        Each result equals what its prompt gives alone, sampled too: without a seed of its own a row is keyed by its place in
+        ``requests``. Closing the iterator drops the rows in flight. Raises as ``generate``.
+        """
+        from .batch import BatchRun
+
+        return BatchRun(
+            self,
+            requests,
+            method=method or UniTE(),
+            max_new_tokens=max_new_tokens,
+            stop=stop,
+            sampling=sampling,
+            batch_size=batch_size,
+            memory=memory,
+            order=order,
+            prefill_tokens=prefill_tokens,
+            chat=chat,
+            system=system,
+        )
+
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _run(self, rows: Sequence[Row], method: Method | None, sampling: Sampling, batch_size: int) -> Iterator[Row]:
@@ -161,34 +207,38 @@ class Ensemble:
             raise InputError(f"row_ids: {len(items)} prompts need {len(items)} ids, got {len(row_ids)}")
         rows = []
         for number, item in enumerate(items):
-            ids: list[list[int]] = [[] for _ in self.runners]
-            error = None
-            try:
-                check_prompt_type(item)
-                for m in used:
-                    ids[m] = self._prompt_ids(m, item, chat, system)
-                check_prompt(
-                    [ids[m] for m in used],
-                    [self.runners[m].context_length for m in used],
-                    [f"model {m} ({self.vocab.models[m].name})" for m in used],
-                )
-            except EnsembleError as bad:
-                error = str(bad)
-            request = Request(
-                number, ids, max_new_tokens, stops, number if row_ids is None else int(row_ids[number]), trace
-            )
-            row = Row(
-                request,
-                self.vocab,
-                [runner.context_length for runner in self.runners],
-                used,
-                method.primary,
-                method.retokenize_primary,
-            )
-            if error is not None:
-                row.fail(error)
-            rows.append(row)
+            seed_row = number if row_ids is None else int(row_ids[number])
+            request = Request(number, [], max_new_tokens, stops, seed_row, trace)
+            rows.append(self.make_row(item, request, method, used, chat, system))
         return rows
+
+    def make_row(
+        self, prompt: Prompt, request: Request, method: Method, used: Sequence[int], chat: ChatMode, system: SystemMode
+    ) -> Row:
+        """A row of ``method``, which ``used`` models take part in; ``request`` gets its prompt's ids here.
+
+        A prompt that cannot be used makes a row that has already failed.
+        """
+        ids: list[list[int]] = [[] for _ in self.runners]
+        request.prompt_ids = ids
+        failed: EnsembleError | None = None
+        try:
+            check_prompt_type(prompt)
+            for m in used:
+                ids[m] = self._prompt_ids(m, prompt, chat, system)
+            check_prompt(
+                [ids[m] for m in used],
+                [self.runners[m].context_length for m in used],
+                [f"model {m} ({self.vocab.models[m].name})" for m in used],
+            )
+        except EnsembleError as error:
+            failed = error
+        lengths = [runner.context_length for runner in self.runners]
+        row = Row(request, self.vocab, lengths, used, method.primary, method.retokenize_primary)
+        if failed is not None:
+            too_long = isinstance(failed, ContextError) and all(ids[m] for m in used)
+            row.fail(str(failed), "too_long" if too_long else "prompt")
+        return row
 
     def _prompt_ids(self, m: int, prompt: Prompt, chat: ChatMode, system: SystemMode) -> list[int]:
         model = self.vocab.models[m]

@@ -28,6 +28,7 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
 def check_prompt_type(prompt: object) -> None:
     """A string, or a list of messages with string ``role`` and ``content``."""
     if isinstance(prompt, str):
+        _check_text(prompt, "the prompt")
         return
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes) or not prompt:
         raise InputError(f"a prompt is a string or a non-empty list of chat messages, got {type(prompt).__name__}")
@@ -38,6 +39,14 @@ def check_prompt_type(prompt: object) -> None:
             )
         if not isinstance(message.get("content"), str):
             raise InputError(f"message {i} of the prompt must have a string 'content', got {message.get('content')!r}")
+        _check_text(message["content"], f"message {i} of the prompt")
+
+
+def _check_text(text: str, what: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{what} is not text: it has a lone surrogate at character {error.start}") from None
 
 
 def merge_system(messages: Chat) -> list[dict[str, Any]]:

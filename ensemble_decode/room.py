@@ -30,6 +30,8 @@ class Room:
         self._before = [runner.cache.memory_limit for runner in self.runners]
         for runner, limit in zip(self.runners, limits or [], strict=False):
             if limit is not None:
+                if runner.cache.bytes_allocated > limit and not runner.cache.held:
+                    runner.cache.reset()
                 runner.cache.memory_limit = min(runner.cache.limit_for_peak(limit), runner.cache.memory_limit or limit)
 
     @property

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from .errors import ContextError
 from .text import Detokenizer, IncrementalTokens, StopMatcher
-from .types import Completion, Delta, FinishReason, Stats, TraceStep
+from .types import Completion, Delta, ErrorKind, FinishReason, Stats, TraceStep
 from .vocab import AlignedVocab
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Row:
     end_id: int | None = None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    error_kind: ErrorKind | None = None
     ensembled_at: list[int] = field(default_factory=list)
     stats: Stats = field(default_factory=Stats)
     trace: list[TraceStep] = field(default_factory=list)
@@ -116,12 +117,20 @@ class Row:
 
         Ends: a stop string, ``max_new_tokens``, a context that is full. ``ensembled`` marks them as chosen by a fusion.
         """
-        bulk = len(ids) <= self.room and self._far_from_full(sum(map(len, pieces)))
-        step = len(ids) if bulk else 1
-        for at in range(0, len(ids), max(step, 1)):
-            if self.finished:
-                return
-            self._append(ids[at : at + step], pieces[at : at + step], ensembled)
+        if not ids or self.finished:
+            return
+        if len(ids) <= self.room and self._far_from_full(sum(map(len, pieces))):
+            self._append(ids, pieces, ensembled)
+            return
+        held = {m: (self.cached[m], list(self.ids[m])) for m in self._tokens}
+        for token, piece in zip(ids, pieces, strict=True):
+            if not self.finished:
+                self._append([token], [piece], ensembled)
+        for m, (cached, old) in held.items():
+            # Token by token the ids may have shrunk and grown again: what the cache holds of them still stands.
+            stand = next((i for i, (x, y) in enumerate(zip(old, self.ids[m], strict=False)) if x != y), None)
+            kept = min(len(old), len(self.ids[m])) if stand is None else stand
+            self.cached[m] = min(cached, len(self.request.prompt_ids[m]) + kept)
 
     def _append(self, ids: Sequence[int], pieces: Sequence[bytes], ensembled: bool) -> None:
         if ensembled:
@@ -215,8 +224,8 @@ class Row:
         self.end_id = end_id
         self.finish_reason = "end"
 
-    def fail(self, message: str) -> None:
-        self.finish_reason, self.error = "error", message
+    def fail(self, message: str, kind: ErrorKind = "model") -> None:
+        self.finish_reason, self.error, self.error_kind = "error", message, kind
 
     def _after_bytes(self, piece: bytes) -> None:
         match = self._stops.push(piece)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,9 +58,10 @@ class Scheduler:
         self._waiting: deque[Row] = deque()
         self._exhausted = False
         self._calm = 0
+        self._alone: Row | None = None  # failed an allocation with no other row beside it
         self._programs: list[Engine] = []
 
-    def run(self, rows: Iterable[Row | None]) -> Iterator[Row]:
+    def run(self, rows: Iterable[Row | None]) -> Generator[Row, None, None]:
         """Yields a row after each round that moved it. ``rows`` is read as there is room; None in it: no row for now."""
         source = iter(rows)
         self._exhausted = False
@@ -96,7 +97,7 @@ class Scheduler:
                 new.append(row)
                 break
             else:
-                row.fail(self.room.why_not(row))
+                row.fail(self.room.why_not(row), "memory")
                 yield row
         if new:
             yield from self._open(new)
@@ -161,6 +162,7 @@ class Scheduler:
             return
         self.rounds += 1
         self._calm += 1
+        self._alone = None
         if self._calm % _CALM == 0 and self.limit < self.engine.batch_size:
             self.limit += 1
         for row in rows:
@@ -238,7 +240,7 @@ class Scheduler:
         self.room.make(self.active, self.limit)
 
     def _start_smaller(self, rows: list[Row], reason: str) -> Iterator[Row]:
-        """After a failed allocation: free the caches and go on with half the rows; a row that was alone fails."""
+        """After a failed allocation: free the caches and go on with half the rows; a row that was alone is tried once more, then it fails."""
         self.failed_allocations += 1
         self._calm = 0
         self.active, self._reading = [], []
@@ -247,9 +249,10 @@ class Scheduler:
             self._close(row)
             row.forget_caches()
         self.room.free()
-        if len(rows) == 1:
-            rows[0].fail(f"out of memory with no other row beside it: {reason}")
+        if len(rows) == 1 and rows[0] is self._alone:
+            rows[0].fail(f"out of memory with no other row beside it: {reason}", "memory")
             yield rows[0]
             return
+        self._alone = rows[0] if len(rows) == 1 else None
         self.limit = max(1, min(self.limit, len(rows)) // 2)
         self._waiting.extendleft(reversed(rows))

@@ -10,7 +10,11 @@ from .types import Stats
 
 
 def _copied(stats: Stats) -> Stats:
-    return Stats(**{name: list(value) if isinstance(value, list) else value for name, value in vars(stats).items()})
+    other = copy.copy(stats)
+    for name, value in vars(stats).items():
+        if isinstance(value, list):
+            setattr(other, name, list(value))
+    return other
 
 
 class Snapshot:
@@ -30,6 +34,7 @@ class Snapshot:
             "end_id": row.end_id,
             "finish_reason": row.finish_reason,
             "error": row.error,
+            "error_kind": row.error_kind,
         }
         self._stats, self._state = _copied(row.stats), copy.copy(row.state)
         self._traced = len(row.trace)

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 FinishReason = Literal["end", "length", "stop", "error"]
+# a line that cannot be read; a field with a wrong value; a prompt that cannot be used; one too long for a context; logits that
+# nothing can be chosen from; memory that does not hold even this row alone
+ErrorKind = Literal["line", "field", "prompt", "too_long", "model", "memory"]
 
 
 @dataclass
