@@ -32,11 +32,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csr
 oracle: models
 	$(BIN)/python tests/support/oracle/sweep.py
 
-# Ratios of medians on this machine; what each script measures is said at its top.
+# Writes docs/benchmarks/latency.md and its plots, in about a quarter of an hour on two cores.
 bench: models
-	$(BIN)/python benches/bench_decode.py
-	$(BIN)/python benches/bench_specfuse.py round
-	$(BIN)/python benches/bench_kernels_cpu.py
+	mkdir -p .benchmarks
+	$(BIN)/ensemble-decode bench page docs/benchmarks --json .benchmarks/latency.json --html .benchmarks/latency.html
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks

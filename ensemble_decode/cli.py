@@ -1,4 +1,4 @@
-"""The command line: ``ensemble-decode generate | demo | models | info``.
+"""The command line: ``ensemble-decode generate | demo | models | info | bench``.
 
 Nothing here imports torch, so that ``--help`` and usage errors answer at once; each command imports what it runs.
 """
@@ -10,7 +10,10 @@ import typer
 from rich.console import Console
 
 from ensemble_decode import __version__
+from ensemble_decode.cli_bench import bench_app
+from ensemble_decode.cli_batch import batch
 from ensemble_decode.cli_demo import demo
+from ensemble_decode.cli_determine import determine
 from ensemble_decode.cli_generate import generate
 from ensemble_decode.cli_info import info
 from ensemble_decode.cli_models import models_app
@@ -25,9 +28,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(batch)
 app.command()(demo)
+app.command()(determine)
 app.add_typer(models_app, name="models")
 app.command()(info)
+app.add_typer(bench_app, name="bench")
 
 _debug = False
 

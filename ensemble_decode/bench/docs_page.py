@@ -1,0 +1,266 @@
+"""The page of docs/benchmarks/: everything measured in one run, as Markdown with plots, and what it means for a user."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from .calibrate import compare, error_table, shapes_of, this_machine
+from .page import write_html
+from .plots import draw_all
+from .predict import standard_tables
+from .quality import evaluate, quality_tables
+from .record import Record
+from .scaling import measure_models, measure_vocabularies
+from .setup import Bench, dtype_of, held_out
+from .stats import figure, quantile
+from .suites import measure_into
+from .tables import Claim, Table, claim_table, latency_tables, markdown
+
+ALL = (
+    "single",
+    "unite",
+    "gac",
+    "safe",
+    "safe-auto",
+    "specfuse",
+    "specfuse-all",
+    "generate",
+    "assisted",
+    "dictionary",
+    "segments",
+)
+LENGTHS = (32, 128, 512, 1024, 2048)
+
+
+def measure_all(bench: Bench, say: Callable[[str], None], *, quick: bool = False) -> Record:
+    """Every suite of the page, one after the other in one process. ``quick``: the smallest sizes, to see that all of it runs."""
+    energy = bench.meter.reason or "NVML's counter of the devices in use"
+    devices = [str(runner.device) for runner in bench.ensemble.runners]
+    record = Record.begin(bench.names, dtype_of(bench.ensemble), devices, energy)
+    began = time.monotonic()
+    first = bench.ensemble.runners[0]
+    memory = float(record.run["machine"]["memory GiB"] or 0) * 2**30
+    device = this_machine(first.device, first.dtype, memory)
+    rounds = 1 if quick else 3
+    measure_into(
+        record,
+        bench,
+        ALL,
+        suite="latency",
+        tokens=[8 if quick else 64],
+        rounds=rounds,
+        batches=[1],
+        prompt_tokens=[32],
+        say=say,
+    )
+    measure_into(
+        record,
+        bench,
+        ("unite", "safe", "specfuse-all", "dictionary"),
+        suite="long",
+        tokens=[16 if quick else 256],
+        rounds=1,
+        batches=[1],
+        prompt_tokens=[32],
+        say=say,
+    )
+    for length in LENGTHS[:2] if quick else LENGTHS:
+        names = ("single", "unite", "safe", "specfuse-all", "dictionary", "segments")
+        measure_into(
+            record, bench, names, suite="length", batches=[1], prompt_tokens=[length],
+            tokens=[8 if length > 512 else 16], rounds=1 if quick or length > 512 else 2, say=say,
+        )  # fmt: skip
+    measure_into(
+        record, bench, ("single", "unite", "safe", "specfuse"), suite="batch", batches=[1, 2] if quick else [1, 4, 16, 32, 64],
+        prompt_tokens=[32], tokens=[4 if quick else 24], rounds=1 if quick else 2, say=say,
+    )  # fmt: skip
+    shapes = shapes_of(bench.ensemble)
+    if bench.loaded:
+        most = len(bench.names) + 1 if quick else 6
+        shapes |= measure_models(
+            record, bench, bench.loaded, most=most, tokens=8 if quick else 24, rounds=rounds, say=say
+        )
+    if not quick:
+        shapes |= measure_vocabularies(record, bench, tokens=16, rounds=3, say=say)
+    say("quality")
+    record.parts["quality"] = evaluate(
+        bench.ensemble, held_out()[:2] if quick else held_out(), questions=4 if quick else 50
+    )
+    record.parts["device"] = asdict(device)
+    record.parts["cost"] = [one._asdict() for one in compare(record.cells, shapes, device)]
+    record.parts["minutes"] = (time.monotonic() - began) / 60
+    return record
+
+
+def write_page(record: Record, folder: Path, html: Path | None = None) -> Path:
+    """``latency.md`` and its plots in ``folder``; everything on one page at ``html``, where it is given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plots = draw_all(record, folder)
+    path = folder / "latency.md"
+    path.write_text(_page(record, plots), encoding="utf-8")
+    if html is not None:
+        quality = quality_tables(record.parts["quality"])
+        write_html(record, html, [*_claims(record), *quality, error_table(record.parts["cost"]), *standard_tables()])
+    return path
+
+
+def _claims(record: Record) -> list[Table]:
+    """The ratios that matter: each way against the published way of the same method."""
+    pairs = [
+        ("latency", "unite", "dictionary", "UniTE over 64 tokens", 1.5),
+        ("long", "unite", "dictionary", "UniTE over 256 tokens", 2.4),
+        ("latency", "safe", "dictionary", "SAFE over 64 tokens", None),
+        ("long", "safe", "dictionary", "SAFE over 256 tokens", None),
+        ("latency", "specfuse-all", "segments", "SpecFuse over 64 tokens", None),
+    ]
+    claims = []
+    for suite, ours, theirs, words, least in pairs:
+        cells = {cell.subject: cell for cell in record.suite(suite)}
+        if ours in cells and theirs in cells:
+            claims.append(
+                Claim(f"{words}: {cells[theirs].label} / {cells[ours].label}", cells[theirs], cells[ours], least)
+            )
+    tables = [claim_table(claims, "Time of the published way over time of this package, batch 1, prompts included")]
+    steps = _step_ratios(record)
+    return [*tables, *([steps] if steps else [])]
+
+
+def _step_ratios(record: Record) -> Table | None:
+    """Behind texts of each length: time between tokens of the published ways over ours; and tokens/s of batches over the dictionary way."""
+    cells = {(cell.subject, cell.prompt): cell for cell in record.suite("length")}
+    rows = []
+    for length in dict.fromkeys(cell.prompt for cell in record.suite("length")):
+        row = [f"text of {length} tokens"]
+        for ours, theirs in (("unite", "dictionary"), ("safe", "dictionary"), ("specfuse-all", "segments")):
+            a, b = (figure(cells[name, length].values(lambda s: s.latency_mean)).median for name in (theirs, ours))
+            row.append(f"{a / b:.1f}")
+        rows.append(row)
+    columns = ["next token behind", "dictionary / UniTE", "dictionary / SAFE", "segments / SpecFuse"]
+    return Table("Time between tokens, the published way over ours", columns, rows) if rows else None
+
+
+def _throughput(record: Record) -> Table:
+    """Tokens per second of each batch over those of the dictionary way at batch 1."""
+    slow = next(cell for cell in record.suite("latency") if cell.subject == "dictionary")
+    base = figure(slow.values(lambda s: s.tokens / s.seconds)).median
+    rows = []
+    for cell in record.suite("batch"):
+        rate = figure(cell.values(lambda s: s.tokens / s.seconds)).median
+        one = next(c for c in record.suite("batch") if c.subject == cell.subject)
+        alone = figure(one.values(lambda s: s.tokens / s.seconds)).median
+        rows.append([f"{cell.label}, batch {cell.batch}", f"{rate / alone:.1f}", f"{rate / base:.1f}"])
+    columns = ["configuration", "tokens/s over its own at batch 1", "over UniTE by dictionaries"]
+    return Table("What a batch brings", columns, rows)
+
+
+def _image(plots: dict[str, Path], name: str, words: str) -> str:
+    return f"![{words}]({plots[name].name})\n" if name in plots else ""
+
+
+def _page(record: Record, plots: dict[str, Path]) -> str:
+    run, machine = record.run, record.run["machine"]
+    versions = ", ".join(f"{name} {value}" for name, value in run["versions"].items())
+    device, errors = record.parts["device"], [abs(e["modelled"] / e["measured"] - 1) for e in record.parts["cost"]]
+    facts = (
+        f"{machine['processor']} with {machine['cores']} cores ({machine['instruction set']}), {machine['memory GiB']} GiB"
+        f"{', ' + ', '.join(machine['cuda']) if machine['cuda'] else ', no GPU'}; {run['threads']} threads, {run['dtype']}; "
+        f"{' and '.join(run['models'])}; {versions}. Energy: {run['energy']}."
+    )
+    parts = [
+        "# What ensembling costs per token",
+        "",
+        "Written by `make bench` (`ensemble-decode bench page`). All configurations ran in turn in one process, slice by slice, with the same "
+        "prompts, dtype and threads; texts have no end, so that each wrote what it was asked for. Medians with quartiles over rounds. "
+        "Read the ratios: times of this machine mean nothing on another.",
+        "",
+        f"Machine: {facts} Measured in {record.parts['minutes']:.0f} minutes, run {run['id'][:8]}.",
+        "",
+        "## Against the published ways",
+        "",
+        "The baselines are written here from the papers' descriptions ([how](baselines.md)): UniTE by dictionaries tokenizes the whole text "
+        "again at every step and keeps a cache for the first model only; SpecFuse without caches reads the whole text again to draft and to score.",
+        "",
+        *map(markdown, _claims(record)),
+        _image(plots, "latency_length", "Time per token against the length of the text"),
+        markdown(_throughput(record)),
+        _image(plots, "batch_scaling", "Tokens per second against rows in the batch"),
+        "## Where the time goes",
+        "",
+        _image(plots, "time_split", "Milliseconds per token by forwards, fusion and host"),
+        *map(markdown, latency_tables(record, "latency")),
+        *[f"Not measured at batch {e['batch']}: {e['label']}: {e['reason']}.\n" for e in record.skipped],
+        "## More models, larger vocabularies",
+        "",
+        "The models beyond the given ones have random weights (8 layers of 512): their cost is real, their text is not.",
+        "",
+        _image(plots, "models_cost", "Milliseconds per token against the number of models"),
+        *([markdown(table)] if (table := _by_models(record)) else []),
+        *([markdown(table)] if (table := _by_vocabulary(record)) else []),
+        "## Quality",
+        "",
+        "Tiny models: the intervals are wide, and what holds here need not hold for large ones. The mixture is the arithmetic ensemble at the "
+        "places where every tokenizer has an edge, so that all are measured on the same bytes.",
+        "",
+        *map(markdown, quality_tables(record.parts["quality"])),
+        "## The cost model",
+        "",
+        f"[How it counts](cost.md). This machine was measured apart from the runs above: {device['bandwidth'] / 1e9:.1f} GB/s and "
+        f"{device['flops'] / 1e9:.0f} Gflop/s in the models' linear layers, {device['layer_seconds'] * 1e6:.0f} µs more per layer. Median "
+        f"error over {len(errors)} configurations {100 * quantile(errors, 0.5):.0f} %, 9 of 10 within {100 * quantile(errors, 0.9):.0f} %.",
+        "",
+        markdown(error_table(record.parts["cost"])),
+        "### Predictions",
+        "",
+        "**Nothing below was measured.** Data sheets, the shares of them that the model assumes, and captured steps (CUDA graphs).",
+        "",
+        *map(markdown, standard_tables()),
+        "## What this means for choosing a method",
+        "",
+        *_advice(record),
+    ]
+    return "\n".join(part for part in parts if part is not None).rstrip() + "\n"
+
+
+def _by_models(record: Record) -> Table | None:
+    rows = []
+    for cell in record.suite("models"):
+        one = next(c for c in record.suite("models") if c.subject == "single-0" and len(c.models) == len(cell.models))
+        a, b = (figure(c.values(lambda s: s.latency_mean)).median for c in (cell, one))
+        rows.append([f"{cell.label}, {len(cell.models)} models", f"{a / b:.2f}"])
+    return Table("Time between tokens over the first model alone", ["configuration", "ratio"], rows) if rows else None
+
+
+def _by_vocabulary(record: Record) -> Table | None:
+    cells = record.suite("vocabulary")
+    rows = []
+    for cell in cells:
+        a, b = (figure(c.values(lambda s: s.latency_mean)).median for c in (cell, cells[0]))
+        share = figure(cell.values(lambda s: 100 * s.fusion / s.seconds)).median
+        rows.append([cell.label, f"{a / b:.2f}", f"{share:.1f} %"])
+    columns = ["configuration", "time over the smallest", "fusion's share"]
+    return Table("Vocabularies of two models with random weights", columns, rows) if rows else None
+
+
+def _advice(record: Record) -> Sequence[str]:
+    """One line per method, with this run's figures."""
+    cells = {cell.subject: cell for cell in record.suite("latency")}
+    alone = figure(cells["single-0"].values(lambda s: s.latency_mean)).median
+
+    def over(name: str) -> str:
+        return f"{figure(cells[name].values(lambda s: s.latency_mean)).median / alone:.1f}"
+
+    host = figure(cells["unite"].values(lambda s: 100 * (s.fusion + s.host + s.outside) / s.seconds)).median
+    stood = figure(cells["safe"].values(lambda s: 100 * s.accepted / max(s.drafted, 1))).median
+    first = record.run["models"][0]
+    return [
+        f"- A token costs {over('unite')} times {first} alone with UniTE: the other models' own steps. What the package adds (fusion and "
+        f"host work) is {host:.1f} % of the time.",
+        f"- GaC asks the others only where the first is unsure: {over('gac')} times.",
+        f"- SAFE has the others read drafts instead of single tokens: {over('safe')} times with drafts of 5, {stood:.0f} % of which stood here. "
+        "It gains most where reading five tokens at once costs little more than one (GPUs, large models) and where models agree.",
+        f"- SpecFuse drafts with every model: {over('specfuse-all')} times while all models stay, {over('specfuse')} times where weak ones leave.",
+        "- Many prompts: use a batch. Reading the weights once for all rows is worth more than any choice of method.",
+    ]

@@ -1,0 +1,142 @@
+"""What can be measured: a subject starts sessions, a session makes tokens and says what it spent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from ..ensemble import Ensemble
+from ..methods import Method
+from ..models import LoadedModel
+from ..rows import Row
+from ..sampling import Sampling
+
+
+class Event(NamedTuple):
+    """Row ``row`` had ``tokens`` more tokens at ``at`` (``time.perf_counter``)."""
+
+    at: float
+    row: int
+    tokens: int
+
+
+@dataclass
+class Spent:
+    """What a finished session spent, over all its rows: seconds in each model's forwards, in fusion, in everything else.
+
+    ``host`` None: nobody counted it, and it is what the rest leaves of the wall time. ``cache_bytes``: keys and values held
+    at the end. ``drafted``, ``accepted``, ``ensembled``: tokens. ``texts``: what was written, a row each.
+    """
+
+    forward: list[float]
+    fusion: float = 0.0
+    host: float | None = None
+    cache_bytes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    ensembled: int = 0
+    texts: list[str] = field(default_factory=list)
+
+
+class Session(Protocol):
+    """One generation. ``next`` advances it (it may be left alone between two of them) and gives what was made; then ``spent``."""
+
+    def __iter__(self) -> Iterator[list[Event]]: ...
+
+    def spent(self) -> Spent: ...
+
+
+class Subject(Protocol):
+    """A way to generate. ``kind``: "method" (this package) or "baseline" (written here from a paper's description, or a library)."""
+
+    name: str
+    label: str
+    kind: str
+
+    def refusal(self, batch: int) -> str | None:
+        """Why it cannot run a batch of this size, or None."""
+
+    def start(self, prompts: Sequence[str], tokens: int) -> Session:
+        """A session that writes ``tokens`` tokens behind each prompt, whatever END would say."""
+
+
+class EnsembleSession:
+    """A method of this package, through its own engine."""
+
+    def __init__(self, ensemble: Ensemble, method: Method, prompts: Sequence[str], tokens: int) -> None:
+        self._ensemble, self._method, self._prompts, self._tokens = ensemble, method, prompts, tokens
+        self._rows: list[Row] = []
+        self._cached = 0
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        ensemble = self._ensemble
+        self._rows = ensemble._rows(
+            self._prompts, self._method, self._tokens, None, "template", "error", None, trace=False
+        )
+        seen = [0] * len(self._rows)
+        for row in ensemble._run(self._rows, self._method, Sampling(), len(self._rows)):
+            row.delta()
+            number = row.request.number
+            new, seen[number] = row.length - seen[number], max(row.length, seen[number])
+            if row.finished:
+                self._cached += sum(
+                    held * runner.cache.bytes_per_token
+                    for held, runner in zip(row.cached, ensemble.runners, strict=True)
+                )
+            yield [Event(time.perf_counter(), number, max(new, 0))]
+
+    def spent(self) -> Spent:
+        done = [row.completion() for row in self._rows]
+        failed = [row.error for row in done if row.error]
+        if failed:
+            raise RuntimeError(f"a measured row failed: {failed[0]}")
+        models = range(len(self._ensemble.runners))
+        return Spent(
+            forward=[sum(row.stats.forward_seconds[m] for row in done) for m in models],
+            fusion=sum(row.stats.fusion_seconds for row in done),
+            host=sum(row.stats.host_seconds for row in done),
+            cache_bytes=self._cached,
+            drafted=sum(row.stats.drafted for row in done),
+            accepted=sum(row.stats.accepted for row in done),
+            ensembled=sum(row.stats.ensembled for row in done),
+            texts=[row.text for row in done],
+        )
+
+
+@dataclass
+class MethodSubject:
+    """A method of this package on an ensemble that never ends a text (``endless``)."""
+
+    name: str
+    label: str
+    ensemble: Ensemble
+    method: Method
+    kind: str = "method"
+
+    def refusal(self, batch: int) -> str | None:
+        return None
+
+    def start(self, prompts: Sequence[str], tokens: int) -> EnsembleSession:
+        return EnsembleSession(self.ensemble, self.method, prompts, tokens)
+
+
+def endless(models: Sequence[Any], tokenizers: Sequence[Any], names: Sequence[str], **options: Any) -> Ensemble:
+    """An ensemble whose texts have no end: no id is END, so that every configuration writes as many tokens as it was asked for.
+
+    The tokenizers are not changed: their EOS is set aside while the vocabularies are read.
+    """
+    kept = [tokenizer.eos_token for tokenizer in tokenizers]
+    try:
+        for tokenizer in tokenizers:
+            tokenizer.eos_token = None
+        return Ensemble.from_models(models, tokenizers, names=names, eos_ids=[[] for _ in models], **options)
+    finally:
+        for tokenizer, eos in zip(tokenizers, kept, strict=True):
+            tokenizer.eos_token = eos
+
+
+def load_endless(loaded: Sequence[LoadedModel], **options: Any) -> Ensemble:
+    """``endless`` of models that were loaded by name."""
+    return endless([e.model for e in loaded], [e.tokenizer for e in loaded], [e.name for e in loaded], **options)

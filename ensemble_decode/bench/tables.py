@@ -1,0 +1,140 @@
+"""Records as tables: rows of strings for the terminal and for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .measure import Cell, Sample
+from .record import Record
+from .stats import Figure, figure, ratio
+
+SUITES = {
+    "latency": "Latency at batch 1",
+    "long": "Longer texts at batch 1",
+    "length": "Tokens behind texts of growing length",
+    "batch": "Batches",
+    "models": "Number of models",
+    "vocabulary": "Vocabulary size",
+    "asked": "Measured",
+}
+
+
+class Table(NamedTuple):
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+
+
+def milliseconds(value: Figure) -> str:
+    """A median with its quartiles, in milliseconds."""
+    if value.rounds == 1:
+        return f"{value.median * 1e3:.1f}"
+    return f"{value.median * 1e3:.1f} ({value.low * 1e3:.1f} to {value.high * 1e3:.1f})"
+
+
+def plain_ratio(value: Figure) -> str:
+    """A ratio with its quartiles."""
+    if value.rounds == 1:
+        return f"{value.median:.2f}"
+    return f"{value.median:.2f} ({value.low:.2f} to {value.high:.2f})"
+
+
+def sizes(cells: Sequence[Cell]) -> list[tuple[int, int, int, int]]:
+    """The sizes measured: models, batch, prompt, tokens; in the order of measuring."""
+    return list(dict.fromkeys((len(c.models), c.batch, c.prompt, c.tokens) for c in cells))
+
+
+def latency_tables(record: Record, suite: str) -> list[Table]:
+    """One table per size: what a user waits for, and what it is made of."""
+    tables = []
+    for count, batch, prompt, tokens in sizes(record.suite(suite)):
+        cells = [
+            c
+            for c in record.suite(suite)
+            if (len(c.models), c.batch, c.prompt, c.tokens) == (count, batch, prompt, tokens)
+        ]
+        title = f"{SUITES.get(suite, suite)}: batch {batch}, prompts of {prompt} tokens, {tokens} tokens, {count} models, {len(cells[0].samples)} rounds"
+        columns = ["configuration", "first token ms", "between tokens ms: median", "p90", "p99", "tokens/s"]
+        columns += ["forwards / fusion / host %", "cache MB", "accepted %", "ensembled %", "J/token"]
+        tables.append(Table(title, columns, [_latency_row(cell) for cell in cells]))
+    return tables
+
+
+def _latency_row(cell: Cell) -> list[str]:
+    of = lambda pick: figure(cell.values(pick))  # noqa: E731
+    rate = of(lambda s: s.tokens / s.seconds)
+    split = [of(lambda s, p=p: 100 * p(s) / s.seconds).median for p in _parts(cell)]
+    accepted, ensembled = of(_accepted).median, of(lambda s: 100 * s.ensembled / s.tokens).median
+    joules = [s.joules for s in cell.samples]
+    return [
+        ("" if cell.kind == "method" else "baseline: ") + cell.label,
+        milliseconds(of(lambda s: s.first)),
+        milliseconds(of(lambda s: s.latency_median)),
+        milliseconds(of(lambda s: s.latency_p90)),
+        milliseconds(of(lambda s: s.latency_p99)),
+        f"{rate.median:.1f}" + ("" if rate.rounds == 1 else f" ({rate.low:.1f} to {rate.high:.1f})"),
+        " + ".join(f"{p:.0f}" for p in split[:-2]) + f" / {split[-2]:.1f} / {split[-1]:.1f}",
+        f"{of(lambda s: s.cache_bytes / 1e6).median:.1f}",
+        f"{accepted:.0f}" if any(s.accepted for s in cell.samples) else "",
+        f"{ensembled:.0f}" if any(s.ensembled for s in cell.samples) else "",
+        "not reported"
+        if None in joules
+        else f"{figure([j / s.tokens for j, s in zip(joules, cell.samples, strict=True) if j is not None]).median:.3f}",
+    ]
+
+
+def _parts(cell: Cell) -> list[Any]:
+    """What picks each part of the wall time: every model's forwards, fusion, host (what nobody counted is host work too)."""
+    forwards: list[Any] = [lambda s, m=m: s.forward[m] for m in range(len(cell.models))]
+    return [*forwards, lambda s: s.fusion, lambda s: s.host + s.outside]
+
+
+def _accepted(sample: Sample) -> float:
+    return 100 * sample.accepted / sample.drafted if sample.drafted else 0.0
+
+
+class Claim(NamedTuple):
+    """A ratio that is asked for: ``above`` over ``below`` in seconds per token (``inverse``: tokens/s), and the least it should be."""
+
+    words: str
+    above: Cell
+    below: Cell
+    least: float | None = None
+
+    @property
+    def value(self) -> Figure:
+        return ratio(self.above.values(lambda s: s.per_token), self.below.values(lambda s: s.per_token))
+
+
+def claim_table(claims: Sequence[Claim], title: str = "Ratios of time per token") -> Table:
+    rows = []
+    for claim in claims:
+        value = claim.value
+        target = "" if claim.least is None else f">= {claim.least:g}: {'yes' if value.median >= claim.least else 'no'}"
+        rows.append([claim.words, plain_ratio(value), str(value.rounds), target])
+    return Table(title, ["ratio", "median (quartiles)", "rounds", "target"], rows)
+
+
+def ratio_table(record: Record, suite: str) -> Table | None:
+    """Every configuration's time per token over that of the first model alone (or the first configuration), size by size."""
+    rows = []
+    for count, batch, prompt, tokens in sizes(record.suite(suite)):
+        cells = [
+            c
+            for c in record.suite(suite)
+            if (len(c.models), c.batch, c.prompt, c.tokens) == (count, batch, prompt, tokens)
+        ]
+        base = next((c for c in cells if c.subject == "single-0"), cells[0])
+        for cell in cells:
+            value = ratio(cell.values(lambda s: s.per_token), base.values(lambda s: s.per_token))
+            rows.append([f"batch {batch}, {prompt} + {tokens} tokens", cell.label, plain_ratio(value), base.label])
+    return Table("Time per token as ratios", ["size", "configuration", "ratio", "to"], rows) if rows else None
+
+
+def markdown(table: Table) -> str:
+    """A Markdown table under its title."""
+    lines = [f"**{table.title}**", "", "| " + " | ".join(table.columns) + " |"]
+    lines.append("| --- |" + " ---: |" * (len(table.columns) - 1))
+    lines += ["| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in table.rows]
+    return "\n".join(lines) + "\n"
