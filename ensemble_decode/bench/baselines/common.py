@@ -65,10 +65,12 @@ class OnlyText(LogitsProcessor):
     """Lets ``generate`` write neither special tokens nor rows of the head that no token has: texts without an end."""
 
     def __init__(self, tokenizer: Any, size: int) -> None:
+        self.size = size
         self.banned = torch.tensor(sorted(special_ids(tokenizer) | set(range(len(tokenizer), size))))
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        scores[:, self.banned.to(scores.device)] = -float("inf")
+        if scores.shape[-1] == self.size:  # assisted generation asks for the drafting model's logits too
+            scores[:, self.banned.to(scores.device)] = -float("inf")
         return scores
 
 
