@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from ensemble_decode import __version__
-from ensemble_decode.cli_bench import bench_app
 from ensemble_decode.cli_batch import batch
+from ensemble_decode.cli_bench import bench_app
 from ensemble_decode.cli_demo import demo
 from ensemble_decode.cli_determine import determine
 from ensemble_decode.cli_generate import generate

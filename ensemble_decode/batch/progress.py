@@ -1,0 +1,95 @@
+"""A job's progress for people: a bar on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from .run import Counts
+
+LOG_SECONDS = 10.0
+
+
+def describe(counts: Counts) -> str:
+    """Tokens per second, acceptance and memory in a few words."""
+    parts = [f"{counts.tokens / max(counts.seconds, 1e-9):.1f} tokens/s"]
+    if counts.drafted:
+        parts.append(f"{counts.accepted / counts.drafted:.0%} accepted")
+    if counts.tokens:
+        parts.append(f"{counts.ensembled / counts.tokens:.0%} ensembled")
+    parts.append(f"{counts.running} running")
+    parts.append(f"caches {counts.cache_bytes / 2**20:.0f} MiB")
+    if counts.errors:
+        parts.append(f"{sum(counts.errors.values())} errors")
+    return ", ".join(parts)
+
+
+def left(done: int, lines: int, counts: Counts) -> float | None:
+    """Seconds that the rest takes at the run's pace so far; None before there is one."""
+    return (lines - done) * counts.seconds / counts.rows if counts.rows else None
+
+
+class BarWatcher:
+    """A progress bar on a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            BarColumn(None),
+            MofNCompleteColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("loading", total=None)
+
+    def __enter__(self) -> BarWatcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def note(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False)
+
+    def progress(self, done: int, lines: int, counts: Counts) -> None:
+        self._bar.start()  # not while models load, which shows progress of its own
+        self._bar.update(self._task, completed=done, total=lines, description=describe(counts))
+
+
+class LogWatcher:
+    """A plain line every few seconds."""
+
+    def __init__(self, console: Console, every: float = LOG_SECONDS) -> None:
+        self._console, self._every = console, every
+        self._last = time.monotonic() - every
+
+    def __enter__(self) -> LogWatcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def note(self, text: str) -> None:
+        self._write(text)
+
+    def progress(self, done: int, lines: int, counts: Counts) -> None:
+        now = time.monotonic()
+        if now - self._last >= self._every or done == lines:
+            self._last = now
+            rest = left(done, lines, counts)
+            self._write(f"{done}/{lines} rows, {describe(counts)}" + ("" if rest is None else f", {rest:.0f} s left"))
+
+    def _write(self, text: str) -> None:
+        self._console.file.write(time.strftime("%Y-%m-%d %H:%M:%S ") + text + "\n")
+        self._console.file.flush()

@@ -1,0 +1,91 @@
+"""What a job reports at its end, as data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .job import Job
+    from .output import Output
+    from .run import Counts
+
+
+@dataclass
+class Summary:
+    """``rows`` and ``errors`` are of the whole output, ``this_run`` is of what this run added (None: nothing was left to do)."""
+
+    input: str
+    output: str
+    rows: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+    complete: bool = False
+    this_run: dict[str, Any] | None = None
+
+    @classmethod
+    def begin(cls, job: Job, output: Output) -> Summary:
+        return cls(str(job.input), str(job.output), output.tally["rows"])
+
+    def count(self, counts: Counts, models: Sequence[str], limits: Sequence[int] | None = None) -> None:
+        """Take over what a run has counted. ``limits``: bytes per model's cache."""
+        seconds = counts.seconds or 1e-9
+        fused = counts.fusion_seconds
+        self.this_run = {
+            "rows": counts.rows,
+            "seconds": counts.seconds,
+            "rows_per_second": counts.rows / seconds,
+            "tokens": counts.tokens,
+            "tokens_per_second": counts.tokens / seconds,
+            "share_ensembled": counts.ensembled / counts.tokens if counts.tokens else 0.0,
+            "acceptance": counts.accepted / counts.drafted if counts.drafted else None,
+            "rounds": counts.rounds,
+            "models": [
+                {"name": name, "forwards": f, "tokens": t, "seconds": s}
+                for name, f, t, s in zip(models, counts.forwards, counts.forwarded, counts.forward_seconds, strict=True)
+            ],
+            "seconds_forward": sum(counts.forward_seconds),
+            "seconds_fusion": fused,
+            "seconds_host": counts.host_seconds,
+            "cache_limit_bytes": None if limits is None else sum(limits),
+            "cache_peak_bytes": counts.peak_cache_bytes,
+            "rows_put_back": counts.put_back,
+            "failed_allocations": counts.failed_allocations,
+        }
+
+    def end(self, output: Output) -> Summary:
+        self.rows, self.errors, self.complete = output.tally["rows"], dict(output.tally["errors"]), output.complete
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def lines(self) -> list[str]:
+        """A few lines for people."""
+        failed = sum(self.errors.values())
+        told = ", ".join(f"{count} {kind}" for kind, count in sorted(self.errors.items()))
+        out = [f"{self.rows} rows in {self.output}" + (f", {failed} of them errors ({told})" if failed else "")]
+        run = self.this_run
+        if run is None:
+            return [*out, "nothing was left to do"]
+        out.append(
+            f"this run: {run['rows']} rows, {run['tokens']} tokens in {run['seconds']:.1f} s: {run['tokens_per_second']:.1f} tokens/s, "
+            f"{run['rows_per_second']:.2f} rows/s"
+        )
+        shares = [f"{run['share_ensembled']:.0%} of the tokens ensembled"]
+        if run["acceptance"] is not None:
+            shares.append(f"{run['acceptance']:.0%} of the drafted accepted")
+        out.append("; ".join(shares))
+        for model in run["models"]:
+            out.append(
+                f"{model['name']}: {model['forwards']} forwards of {model['tokens']} tokens, {model['seconds']:.1f} s"
+            )
+        out.append(
+            f"forward {run['seconds_forward']:.1f} s, fusion {run['seconds_fusion']:.1f} s, host {run['seconds_host']:.1f} s"
+        )
+        limit = run["cache_limit_bytes"]
+        peak = f"caches: {run['cache_peak_bytes'] / 2**20:.1f} MiB at most"
+        out.append(peak + (f" of {limit / 2**20:.1f} MiB allowed" if limit is not None else ""))
+        if run["rows_put_back"] or run["failed_allocations"]:
+            out.append(f"{run['rows_put_back']} rows put back, {run['failed_allocations']} failed allocations")
+        return out
