@@ -3,7 +3,8 @@
     python benches/safe_shares.py
 
 Prints, over a few prompts: the share of tokens that a fusion chose, the share of draft positions that were not safe, how
-much of the drafts stood; and the text of one prompt where ensembling at every token breaks down and SAFE does not.
+much of the drafts stood; and what each method writes after a prompt where ensembling at every token can break down into
+blank lines.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ PROMPTS = [
     "1, 1, 2, 3, 5, 8,",
     "Once upon a time there was",
 ]
-BREAKS = "def fibonacci(n):\n"
+METHODS = {
+    "UniTE at every token": ed.UniTE(),
+    "GaC at every token": ed.GaC(threshold=1),
+    "SAFE, not sharpened": ed.SAFE(sharpen=ed.Sharpen("none")),
+    "SAFE, prefix": ed.SAFE(),
+    "SAFE, geometric": ed.SAFE(sharpen=ed.Sharpen("geometric")),
+    "SAFE over GaC": ed.SAFE(base=ed.GaC(), sharpen=ed.Sharpen("none")),
+}
 
 
 def blank_lines(text: str) -> float:
@@ -30,7 +38,8 @@ def blank_lines(text: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--prompt", default="def fibonacci(n):\n", help="for the texts of all methods")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--models", nargs="*", default=["demo:smollm2", "demo:gemma3"])
     options = parser.parse_args()
@@ -46,9 +55,9 @@ def main() -> None:
                 f"{100 * total['unsafe'] / total['drafted']:.0f} % of draft positions not safe, "
                 f"{100 * total['accepted'] / total['drafted']:.0f} % of drafted tokens stood"
             )
-        for name, method in (("UniTE, every token", ed.UniTE()), ("SAFE", ed.SAFE())):
-            (row,) = ensemble.generate(BREAKS, method=method, max_new_tokens=options.tokens)
-            print(f"  {name}: {100 * blank_lines(row.text):.0f} % blank lines: {row.text[:160]!r}")
+        for name, method in METHODS.items():
+            (row,) = ensemble.generate(options.prompt, method=method, max_new_tokens=options.tokens)
+            print(f"  {name:24} {100 * blank_lines(row.text):3.0f} % blank lines: {row.text[:64]!r}")
 
 
 if __name__ == "__main__":

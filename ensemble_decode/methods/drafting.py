@@ -69,12 +69,12 @@ def write_drafts(
     engine: Engine,
     rows: Sequence[Row],
     lengths: Sequence[int],
-    goes_on: Callable[[Row, float], bool],
+    goes_on: Callable[[Draft], bool],
     after: Sequence[Draft] | None = None,
 ) -> list[Draft]:
     """Let the primary extend every row by up to ``lengths`` tokens, greedily or sampled, stopping after END.
 
-    ``goes_on(row, probability)`` may end a draft early. A draft also ends where a context is full. A row whose first logits
+    ``goes_on(draft)`` may end a draft early. A draft also ends where a context is full. A row whose first logits
     cannot be chosen from fails and has no draft. With ``after``, each draft continues that (not yet judged) draft of the
     same row instead; a row that cannot be continued then simply has none.
     """
@@ -98,7 +98,7 @@ def write_drafts(
             draft.logits.append(logits[i])
             draft.ended = choice.id in engine.eos[0]
             draft.pieces.append(b"" if draft.ended else engine.vocab.models[0].token_bytes[choice.id])
-            more = len(draft.ids) < length and not draft.ended and goes_on(draft.row, choice.prob)
+            more = len(draft.ids) < length and not draft.ended and goes_on(draft)
             if more and not draft.row.full_with(draft.start + len(draft.ids), draft.whole_text):
                 going.append((draft, length))
         live = going

@@ -1,31 +1,39 @@
-"""Draft lengths that follow a row: long where its drafts stand, short where they fall."""
+"""Draft lengths that follow a row: a draft goes on as long as it is likely enough to stand."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-LONGEST = 16
-FIRST = 5
-CONFIDENCE = 0.35
+LONGEST = 16  # tokens
+LIKELY = 0.4
+STOOD, EXPECTED = 20.0, 16.0  # tokens that a row is taken to have seen before its first
 
 
 @dataclass(frozen=True)
 class AutoLength:
-    """The rule of ``draft_length="auto"``.
+    """The rule of ``draft_length="auto"`` (``docs/methods.md`` has what it gains).
 
-    A draft that stood whole lengthens the next one by 2, up to 16; after a rejection the next draft is one longer than what
-    had stood. A draft stops early after a token that the primary itself gives less than 0.35: what follows it is
-    likely to be thrown away. The figures are a first choice, not yet tuned.
+    One more token is worth its forward where all before it stand. How likely that is the primary's own probabilities say, once they
+    are corrected by what became of the row's earlier drafts: ``trust`` is the number of tokens that stood over the sum of
+    their probabilities, rejected tokens included in the sum, counted on from 20 / 16. A draft ends where the product of
+    ``min(1, trust * probability)`` over its tokens falls below 0.4, or with 16 tokens.
     """
 
-    length: int = FIRST
+    stood: float = STOOD
+    expected: float = EXPECTED
 
-    @staticmethod
-    def goes_on(prob: float) -> bool:
-        return prob >= CONFIDENCE
+    @property
+    def trust(self) -> float:
+        return self.stood / self.expected
 
-    def after(self, kept: int, *, rejected: bool) -> AutoLength:
-        """The rule's next state: ``kept`` tokens of the last draft stood, and one was rejected or not."""
-        if rejected:
-            return AutoLength(max(1, min(kept + 1, LONGEST)))
-        return AutoLength(min(self.length + 2, LONGEST)) if kept >= self.length else self
+    def goes_on(self, probs: Sequence[float]) -> bool:
+        """Whether a draft whose tokens have these probabilities is worth another token."""
+        chance = 1.0
+        for prob in probs:
+            chance *= min(1.0, self.trust * prob)
+        return len(probs) < LONGEST and chance >= LIKELY
+
+    def after(self, probs: Sequence[float], kept: int) -> AutoLength:
+        """The rule's state after a draft of which the first ``kept`` tokens stood and the next one, if any, was rejected."""
+        return AutoLength(self.stood + kept, self.expected + sum(probs[: kept + 1]))

@@ -16,7 +16,7 @@ from .base import BaseMethod
 from .drafting import Draft, verifications, write_drafts
 from .gates import GATE_NAMES, Gate
 from .judging import Rejection, gather, judge_gated, judge_greedy, judge_sampled
-from .lengths import AutoLength
+from .lengths import LONGEST, AutoLength
 from .sharpen import Sharpen
 from .unite import UniTE
 
@@ -88,17 +88,19 @@ class SAFE:
         return [draft for draft in drafts if draft is not None]
 
     def _write(self, engine: Engine, rows: Sequence[Row], after: Sequence[Draft] | None) -> list[Draft]:
+        """New drafts; ``after`` drafts that have not been judged yet, these being taken to stand whole."""
         taken = [0] * len(rows) if after is None else [len(draft.ids) for draft in after]
-        lengths = [min(self._length(row, t), row.room - t) for row, t in zip(rows, taken, strict=True)]
-        auto = self.draft_length == "auto"
-        return write_drafts(engine, rows, lengths, lambda row, prob: not auto or AutoLength.goes_on(prob), after)
+        longest = LONGEST if self.draft_length == "auto" else self.draft_length
+        lengths = [min(longest, row.room - t) for row, t in zip(rows, taken, strict=True)]
+        return write_drafts(engine, rows, lengths, self._goes_on, after)
 
-    def _length(self, row: Row, stood: int) -> int:
-        """The next draft's length; ``stood`` tokens that have not been judged yet are taken to stand."""
+    def _goes_on(self, draft: Draft) -> bool:
         if self.draft_length != "auto":
-            return self.draft_length
-        auto = State.of(row).auto
-        return auto.after(stood, rejected=False).length if stood else auto.length
+            return True
+        rule = State.of(draft.row).auto
+        if draft.before is not None:
+            rule = rule.after(draft.before.probs, len(draft.before.probs))
+        return rule.goes_on(draft.probs)
 
     def _overlaps(self, engine: Engine) -> bool:
         if self.overlap is not None:
@@ -152,7 +154,7 @@ class SAFE:
             row.stats.unsafe += len(draft.ids) - len(draft.safe)
             if self.draft_length == "auto":
                 state = State.of(row)
-                state.auto = state.auto.after(kept, rejected=rejection is not None)
+                state.auto = state.auto.after(draft.probs, kept)
             held = row.cached[0]
             self._keep(engine, draft, kept)
             if rejection is None and not row.finished and id(draft) in ahead:

@@ -131,16 +131,25 @@ def test_streams_never_show_what_may_be_taken_back():
 
 def test_auto_lengths_follow_the_row():
     start = AutoLength()
-    longer = start.after(start.length, rejected=False)
-    assert longer.length == start.length + 2
-    for _ in range(20):
-        longer = longer.after(longer.length, rejected=False)
-    assert longer.length == LONGEST
-    shorter = longer.after(2, rejected=True)
-    assert shorter.length == 3
-    assert shorter.after(1, rejected=False) == shorter  # stopped early by its confidence: nothing learned
-    assert AutoLength.goes_on(0.9)
-    assert not AutoLength.goes_on(0.1)
+    assert start.trust == 1.25
+    assert start.goes_on([0.9, 0.9, 0.9, 0.9])
+    assert start.goes_on([0.5, 0.8])
+    assert not start.goes_on([0.3])
+    assert not start.goes_on([0.5, 0.5])  # 0.625 each: together less likely than 0.4
+    assert start.goes_on([1.0] * (LONGEST - 1))
+    assert not start.goes_on([1.0] * LONGEST)
+    # Tokens of probability 0.5 that all stood: the primary is surer than it says. One more after 0.3 is worth it now.
+    trusted = start.after([0.5] * 16, 16)
+    assert trusted.trust == (20 + 16) / (16 + 8)
+    assert trusted.goes_on([0.3])
+    assert trusted.goes_on([0.5, 0.5])
+    # Sure tokens of which the third was rejected, again and again; what follows a rejection counts for nothing.
+    doubted = start
+    for _ in range(10):
+        doubted = doubted.after([0.9] * 8, 2)
+    assert doubted.trust == pytest.approx((20 + 20) / (16 + 10 * 3 * 0.9))
+    assert not doubted.goes_on([0.9] * 6)
+    assert start.goes_on([0.9] * 6)
 
 
 @pytest.mark.parametrize("sampling", [ed.Sampling(), ed.Sampling(temperature=0.8, seed=4)], ids=["greedy", "sampled"])
