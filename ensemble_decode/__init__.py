@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .determination import Recommendation, Report, Rules, determine
     from .ensemble import Ensemble
     from .errors import CacheError, ContextError, EnsembleError, InputError, ModelError, NumericalError, TokenizerError
     from .fusion import fuse_step
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from .vocab import AlignedVocab, ModelVocab
 
 _HOME = {
+    **dict.fromkeys(("Recommendation", "Report", "Rules", "determine"), "determination"),
     "Ensemble": "ensemble",
     **dict.fromkeys(
         ("CacheError", "ContextError", "EnsembleError", "InputError", "ModelError", "NumericalError", "TokenizerError"),
@@ -50,6 +52,9 @@ __all__ = [
     "ModelError",
     "ModelVocab",
     "NumericalError",
+    "Recommendation",
+    "Report",
+    "Rules",
     "Sampling",
     "SegmentRound",
     "Sharpen",
@@ -60,6 +65,7 @@ __all__ = [
     "TraceStep",
     "UniTE",
     "__version__",
+    "determine",
     "fuse_step",
 ]
 

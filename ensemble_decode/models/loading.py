@@ -91,6 +91,17 @@ def load(
     )
 
 
+def load_tokenizer(spec: Spec, *, revision: str | None = None, name: str | None = None) -> Any:
+    """A model's tokenizer alone, as ``load`` would load it. Raises ``InputError`` and ``ModelError`` likewise."""
+    parsed = parse_spec(spec, revision)
+    name = name or parsed.name
+    source, _ = _source(parsed, name)
+    try:
+        return AutoTokenizer.from_pretrained(source, **({} if parsed.revision is None else {"revision": parsed.revision}))
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ModelError(f"model {name}: its tokenizer cannot be loaded: {_first_lines(error)}") from error
+
+
 def load_all(
     specs: Sequence[Spec],
     *,

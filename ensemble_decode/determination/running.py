@@ -1,0 +1,216 @@
+"""The parts that run models: each model's own responses, and how alike two models' next-token distributions are on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..bench.shapes import ModelShape
+from ..ensemble import Ensemble
+from ..errors import InputError
+from ..methods import JS, Single, UniTE
+from ..model_vocab import ModelVocab
+from ..models.loading import load_tokenizer
+from ..prompts import ChatMode, SystemMode
+from ..types import Completion
+from ..vocab import AlignedVocab
+from .data import Item
+from .store import Log, identity
+
+Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, how much there is
+
+_NEVER = 1.0  # nats: two distributions of equal weights are at most log 2 apart, so a JS gate at 1 stays closed
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a response depends on beside its model and prompt."""
+
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    chat: ChatMode = "template"
+    system: SystemMode = "error"
+    batch_size: int = 16
+    devices: Any = "auto"
+    dtype: Any = "auto"
+
+    def of_text(self) -> dict[str, Any]:
+        """The settings that a text depends on; the batch and the device are not among them."""
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "stop": list(self.stop),
+            "chat": self.chat,
+            "system": self.system,
+            "dtype": str(self.dtype),
+        }
+
+
+class Models:
+    """The candidates, each loaded when it is first run and kept."""
+
+    def __init__(self, specs: Sequence[str], settings: RunSettings) -> None:
+        self.specs, self.settings = list(specs), settings
+        self._loaded: dict[int, Ensemble] = {}
+        self._vocabs: dict[int, ModelVocab] = {}
+
+    def alone(self, m: int) -> Ensemble:
+        """An ensemble of model m alone."""
+        if m not in self._loaded:
+            device, dtype = (_of_model(value, m) for value in (self.settings.devices, self.settings.dtype))
+            self._loaded[m] = Ensemble.load([self.specs[m]], devices=device, dtype=dtype)
+        return self._loaded[m]
+
+    def pair(self, first: int, second: int) -> Ensemble:
+        """Two of the models with equal weights, ``first`` the primary; their runners are those of ``alone``."""
+        parts = [self.alone(m) for m in (first, second)]
+        vocabs = [part.vocab.models[0] for part in parts]
+        return Ensemble(
+            [part.runners[0] for part in parts],
+            [part.tokenizers[0] for part in parts],
+            AlignedVocab.build(vocabs),
+        )
+
+    def vocab(self, m: int) -> ModelVocab:
+        """Model m's vocabulary, from its tokenizer alone."""
+        if m not in self._vocabs:
+            self._vocabs[m] = ModelVocab.build(load_tokenizer(self.specs[m]), name=self.specs[m])
+        return self._vocabs[m]
+
+    def shape(self, m: int) -> ModelShape:
+        return ModelShape.of_model(self.alone(m).runners[0].model, name=self.specs[m])
+
+
+def _of_model(value: Any, m: int) -> Any:
+    """A setting that is one for all models or one per model."""
+    return value[m] if isinstance(value, (list, tuple)) else value
+
+
+def responses(
+    models: Models, m: int, items: Sequence[Item], folder: Path, progress: Progress
+) -> dict[str, dict[str, Any]]:
+    """Model m's response to every item, by the item's key; those already in ``folder`` are not run again.
+
+    A record has ``text``, ``token_ids`` (its END id last where it ended), ``finish_reason`` and ``error``.
+    """
+    spec, settings = models.specs[m], models.settings
+    log = Log(folder / "generations", spec, {"model": identity(spec), **settings.of_text()})
+    missing = list({item.key: item for item in items if item.key not in log.records}.values())
+    what = f"{spec}: responses"
+    progress(what, len(items) - len(missing), len(items))
+    if missing:
+        with log:
+            for n, (item, record) in enumerate(_generate(models.alone(m), missing, settings), 1):
+                log.add({"key": item.key, "id": item.id, **record})
+                progress(what, len(items) - len(missing) + n, len(items))
+    return log.records
+
+
+def _generate(
+    ensemble: Ensemble, items: Sequence[Item], settings: RunSettings
+) -> Iterable[tuple[Item, dict[str, Any]]]:
+    """Each item as soon as its response is complete."""
+    texts, ids = [""] * len(items), [list[int]() for _ in items]
+    for delta in ensemble.stream(
+        [item.prompt for item in items],
+        method=Single(0),
+        max_new_tokens=settings.max_new_tokens,
+        stop=settings.stop,
+        batch_size=settings.batch_size,
+        chat=settings.chat,
+        system=settings.system,
+    ):
+        texts[delta.row] += delta.text
+        ids[delta.row] += delta.token_ids
+        if delta.finish_reason is not None:
+            record = {
+                "text": texts[delta.row],
+                "token_ids": ids[delta.row],
+                "finish_reason": delta.finish_reason,
+                "error": delta.error,
+            }
+            yield items[delta.row], record
+
+
+def first_tokens(
+    models: Models,
+    pair: tuple[int, int],
+    items: Sequence[Item],
+    folder: Path,
+    progress: Progress,
+    *,
+    positions: int,
+    top_k: int,
+) -> dict[str, dict[str, Any]]:
+    """How alike the models are on the first tokens that ``pair[0]`` writes, by the item's key; saved as responses are.
+
+    A record has, per position, ``js`` (nats, over the union of both models' ``top_k`` candidates and one bucket for the rest),
+    ``same_top`` (both would write the same) and ``stands`` (so SAFE would leave it: the same, or a mean probability over the union
+    above 1/2). There are as many positions as the response has tokens, at most ``positions``.
+    """
+    specs, settings = [models.specs[m] for m in pair], models.settings
+    log = Log(
+        folder / "first-tokens",
+        "--".join(specs),
+        {
+            "models": [identity(spec) for spec in specs],
+            **settings.of_text(),
+            "positions": positions,
+            "top_k": top_k,
+        },
+    )
+    missing = list({item.key: item for item in items if item.key not in log.records}.values())
+    what = f"{specs[0]} beside {specs[1]}: first tokens"
+    progress(what, len(items) - len(missing), len(items))
+    if missing:
+        ensemble = models.pair(*pair)
+        with log:
+            for at in range(0, len(missing), settings.batch_size):
+                batch = missing[at : at + settings.batch_size]
+                done = ensemble.generate(
+                    [item.prompt for item in batch],
+                    method=UniTE(top_k=top_k, gate=JS(_NEVER)),
+                    max_new_tokens=positions,
+                    stop=settings.stop,
+                    batch_size=settings.batch_size,
+                    chat=settings.chat,
+                    system=settings.system,
+                    trace=True,
+                )
+                for item, completion in zip(batch, done, strict=True):
+                    log.add({"key": item.key, "id": item.id, **_likeness(completion)})
+                progress(what, len(items) - len(missing) + at + len(batch), len(items))
+    return log.records
+
+
+def _likeness(done: Completion) -> dict[str, Any]:
+    steps = done.trace or []
+    same = [step.model_top[0] == step.model_top[1] for step in steps]
+    stands = []
+    for step, alike in zip(steps, same, strict=True):
+        mass = dict(zip(step.candidates, step.probs, strict=True)).get(step.chosen, 0.0)
+        stands.append(alike or mass > 0.5)
+    return {"js": [step.js for step in steps], "same_top": same, "stands": stands, "error": done.error}
+
+
+def shapes(models: Models, folder: Path) -> list[ModelShape]:
+    """What each model weighs, for the cost model; saved, so that a report can be made again without loading anything."""
+    found = []
+    for m, spec in enumerate(models.specs):
+        log = Log(folder / "shapes", spec, {"model": identity(spec), "dtype": str(models.settings.dtype)})
+        if "shape" not in log.records:
+            with log:
+                log.add({"key": "shape", "shape": asdict(models.shape(m))})
+        found.append(ModelShape(**log.records["shape"]["shape"]))
+    return found
+
+
+def check_specs(specs: Sequence[str]) -> list[str]:
+    """At least one model, none twice; demo models, folders, files and hub ids are told apart where they are loaded."""
+    if isinstance(specs, str) or not specs:
+        raise InputError("determine: give a list of at least one model")
+    twice = sorted({spec for spec in specs if list(specs).count(spec) > 1})
+    if twice:
+        raise InputError(f"determine: {', '.join(twice)} is given twice")
+    return [str(spec) for spec in specs]

@@ -1,0 +1,102 @@
+"""The report on a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+
+from . import words
+from .words import letter
+
+if TYPE_CHECKING:
+    from .report import Report
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the report: models, pairs, recommendation."""
+    parts: list[RenderableType] = [_models(report)]
+    if report.pairs:
+        parts.append(_pairs(report))
+    console.print(Group(*parts))
+    console.print(f"[bold]{escape(words.headline(report))}[/]", highlight=False)
+    lines = list(report.recommendation.reasons)
+    lines += [f"Left out: {name}: {why}." for name, why in report.recommendation.left_out.items()]
+    if cost := words.cost_sentence(report):
+        lines.append(cost)
+    for line in lines:
+        console.print(Padding(f"• {escape(line)}", (0, 0, 0, 2)), highlight=False)
+
+
+def _models(report: Report) -> Table:
+    confidence = report.settings["bootstrap"]["confidence"]
+    table = Table(title=f"{report.settings['data']['items']} items", title_justify="left")
+    for name in (
+        "",
+        "model",
+        "score",
+        f"{confidence:.0%} interval",
+        "points below best",
+        "words",
+        "characters",
+        "ended",
+    ):
+        table.add_column(name, justify="left" if name in ("", "model") else "right")
+    for m, model in enumerate(report.models):
+        table.add_row(
+            letter(m),
+            escape(model.name),
+            words.percent(model.score.value),
+            words.interval(model.score),
+            words.points(model.gap.value),
+            f"{model.words.mean:.1f}",
+            f"{model.characters.mean:.0f}",
+            words.percent(model.ended),
+        )
+    return table
+
+
+def _pairs(report: Report) -> Table:
+    """One column a pair: there are more figures than pairs that a terminal is wide."""
+    table = Table(title="pairs", title_justify="left")
+    table.add_column("")
+    for pair in report.pairs:
+        table.add_column(f"{letter(pair.first)} and {letter(pair.second)}", justify="right")
+    for name, values in pair_rows(report):
+        table.add_row(name, *values)
+    return table
+
+
+def pair_rows(report: Report) -> list[tuple[str, list[str]]]:
+    """Every figure of the pairs, in words: a name, and a value per pair."""
+    pairs = report.pairs
+    rows = [
+        ("equal answers", [words.percent(pair.equal_answers) for pair in pairs]),
+        ("both right", [words.percent(pair.both) for pair in pairs]),
+        ("only the first right", [words.percent(pair.only_first) for pair in pairs]),
+        ("only the second right", [words.percent(pair.only_second) for pair in pairs]),
+        ("oracle choice", [words.percent(pair.oracle.value) for pair in pairs]),
+        ("oracle above the better, points", [words.points(pair.room.value) for pair in pairs]),
+        ("length ratio, words", [words.times(pair.words_ratio) for pair in pairs]),
+        ("length ratio, characters", [words.times(pair.characters_ratio) for pair in pairs]),
+    ]
+    if any(pair.vocabulary for pair in pairs):
+        rows += [
+            ("shared tokens", [f"{pair.vocabulary.common:,}" if pair.vocabulary else "–" for pair in pairs]),
+            (
+                "shared tokens, of the smaller",
+                [words.percent(pair.vocabulary.of_smaller if pair.vocabulary else None) for pair in pairs],
+            ),
+            ("common words cut alike", [words.percent(pair.word_agreement) for pair in pairs]),
+            ("unsafe positions, first drafts", [words.percent(pair.unsafe[0]) for pair in pairs]),
+            ("unsafe positions, second drafts", [words.percent(pair.unsafe[1]) for pair in pairs]),
+        ]
+    for mark in pairs[0].js:
+        tokens = "first token" if mark == "1" else f"first {mark} tokens"
+        rows.append((f"JS, {tokens} (nats)", [words.nats(pair.js.get(mark)) for pair in pairs]))
+    if any(pair.same_top is not None for pair in pairs):
+        rows.append(("same next token, first tokens", [words.percent(pair.same_top) for pair in pairs]))
+    return rows

@@ -1,0 +1,70 @@
+"""How figures are written for readers; the terminal's table and the page share it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .stats import Estimate
+
+if TYPE_CHECKING:
+    from .report import Report
+
+METHOD_NAMES = {"unite": "UniTE", "safe": "SAFE", "specfuse": "SpecFuse", "single": "a single model"}
+
+
+def letter(m: int) -> str:
+    """A, B, ..., Z, A1, B1, ...: what a model is called in plots and tables."""
+    return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[m % 26] + (str(m // 26) if m >= 26 else "")
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def interval(estimate: Estimate) -> str:
+    return f"{estimate.low:.1%} to {estimate.high:.1%}"
+
+
+def points(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def times(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}×"
+
+
+def nats(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def headline(report: Report) -> str:
+    """The recommendation in one line."""
+    advice, names = report.recommendation, report.names
+    if not advice.ensemble:
+        return f"Do not ensemble: use {names[advice.primary]} alone"
+    return f"Ensemble {' and '.join(names[m] for m in advice.models)} with {METHOD_NAMES[advice.method]}"
+
+
+def command(report: Report) -> str:
+    """How to run what is recommended."""
+    advice = report.recommendation
+    models = " ".join(f"--model {report.names[m]}" for m in advice.models)
+    return f"ensemble-decode generate {models} --method {advice.method} --max-new-tokens 256 'PROMPT'"
+
+
+def cost_sentence(report: Report) -> str | None:
+    """What the cost model says, or None without one."""
+    cost, names = report.cost, report.names
+    if cost is None:
+        return None
+    where = f"{cost.device} at batch {cost.batch}, behind {cost.prompt_tokens} tokens of prompt"
+    source = "predicted from its data sheet" if cost.predicted else "from its measured rates"
+    fits = "" if cost.fits else "; weights and caches do not fit its memory"
+    primary = cost.alone[names[report.recommendation.primary]]
+    if not report.recommendation.ensemble:
+        return f"Expected cost on {where}: {primary:.3g} ms per token, {source}{fits}."
+    stands = "" if cost.stands is None else f"; {cost.stands:.0%} of drafted tokens taken to stand"
+    return (
+        f"Expected cost on {where}: {cost.together:.3g} ms per token, {cost.times_primary:.2f} times "
+        f"{names[report.recommendation.primary]} alone ({primary:.3g} ms), {source}{stands}{fits}."
+    )
