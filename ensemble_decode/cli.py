@@ -17,6 +17,7 @@ from ensemble_decode.cli_determine import determine
 from ensemble_decode.cli_generate import generate
 from ensemble_decode.cli_info import info
 from ensemble_decode.cli_models import models_app
+from ensemble_decode.cli_plan import plan
 from ensemble_decode.errors import EnsembleError, InputError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(batch)
+app.command()(plan)
 app.command()(demo)
 app.command()(determine)
 app.add_typer(models_app, name="models")

@@ -173,6 +173,11 @@ def _each(values: Any, count: int, what: str) -> list[Any]:
     return list(values)
 
 
+def spec_source(spec: ModelSpec) -> str:
+    """What transformers reads a model from: a hub id, or a folder, converted where it is a GGUF file."""
+    return _source(spec, spec.name)[0]
+
+
 def _source(spec: ModelSpec, name: str) -> tuple[str, Path | None]:
     if spec.kind == "hub":
         return spec.location, None
