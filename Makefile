@@ -28,9 +28,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csr
 	$(BIN)/pip install -q -c constraints.txt -e '.[demo,dev]'
 	touch $@
 
-# Hours: recomputes every golden file that is missing with the slow decoder (resumes where it stopped).
+# Hours: recomputes every golden file that is missing with the slow decoder (resumes where it stopped), then runs the
+# package's decoder on all of them.
 oracle: models
 	$(BIN)/python tests/support/oracle/sweep.py
+	$(BIN)/python tests/support/oracle/sweep.py --check
 
 # Writes docs/benchmarks/latency.md and its plots, in about a quarter of an hour on two cores.
 bench: models
