@@ -19,7 +19,7 @@ import torch
 from transformers import DynamicCache
 
 from ensemble_decode.attention import ATTENTION
-from ensemble_decode.cpu_linear import upcast_linear
+from ensemble_decode.cpu_linear import in_blocks, runs_native, upcast_linear
 from ensemble_decode.models.loading import load as load_model
 from ensemble_decode.runner import Runner
 
@@ -119,7 +119,7 @@ def rows(arguments: argparse.Namespace) -> None:
 
 
 def linear(arguments: argparse.Namespace) -> None:
-    """bfloat16 products: torch's own, a float32 copy of the weights, weights converted in blocks."""
+    """bfloat16 products: torch's own, a float32 copy of the weights, weights widened in blocks, in one pass of C++."""
     generator = torch.Generator().manual_seed(0)
     for outputs, inputs in ((1536, 576), (49152, 576)):
         weight = torch.randn(outputs, inputs, generator=generator).bfloat16()
@@ -129,8 +129,12 @@ def linear(arguments: argparse.Namespace) -> None:
             sides: dict[str, Callable[[], object]] = {
                 "torch bfloat16": lambda x=x, w=weight: torch.nn.functional.linear(x, w),
                 "float32 copy": lambda x=x, w=copy: torch.nn.functional.linear(x.float(), w).bfloat16(),
-                "in blocks": lambda x=x, w=weight: upcast_linear(x, w),
+                "in blocks": lambda x=x, w=weight, n=count, o=outputs: in_blocks(
+                    x.float(), w, None, torch.empty(n, o, dtype=torch.bfloat16)
+                ),
             }
+            if runs_native():
+                sides["one pass"] = lambda x=x, w=weight: upcast_linear(x, w)
             medians = alternating(sides, arguments.repeats, CLOCKS[arguments.clock])
             figures = ", ".join(f"{name} {value:.2f} ms" for name, value in medians.items())
             print(f"[{outputs}, {inputs}] x {count} rows: {figures}")

@@ -70,6 +70,7 @@ def collect() -> dict[str, Any]:
             "torch CPU instruction set": torch.backends.cpu.get_cpu_capability(),
             "native operators' instruction set": _native_isa(),
             "bfloat16 by instruction": "yes" if _cpu_has_bfloat16() else "no: dtype auto computes in float32",
+            "bfloat16 linear layers": _linear_layers(),
             "cache folder": str(cache_home()),
         },
         "devices": _devices(torch),
@@ -89,6 +90,16 @@ def _cpu_has_bfloat16() -> bool:
     from ensemble_decode.models.loading import cpu_has_bfloat16
 
     return cpu_has_bfloat16()
+
+
+def _linear_layers() -> str:
+    from ensemble_decode.cpu_linear import lacks_bfloat16, runs_native
+
+    if not lacks_bfloat16():
+        return "torch's own"
+    if runs_native():
+        return "widened in the cache by the C++ extension (docs/caches.md)"
+    return "widened in blocks for torch's float32 product: the C++ extension or its loop for this processor is missing"
 
 
 def _native_isa() -> str:

@@ -31,10 +31,10 @@ avx2="-mavx2,-mfma,-mf16c"
 avx512="-mavx512f,$avx2"
 case "$(uname -m)" in
   x86_64)
-    build_and_run x86_64 "$cxx" "" "-DENSEMBLE_ISA_X86" "plain: avx2:$avx2 avx512:$avx512"
+    build_and_run x86_64 "$cxx" "" "-DENSEMBLE_ISA_X86" "plain: avx2:$avx2 products_avx2:$avx2 avx512:$avx512"
     if [ -e /usr/include/simde/x86/avx512.h ]; then
       build_and_run avx512-emulated "$cxx" "" "-DENSEMBLE_ISA_X86 -DENSEMBLE_EMULATE_AVX512" \
-        "plain: avx2:$avx2 avx512:-DSIMDE_ENABLE_NATIVE_ALIASES,$avx2"
+        "plain: avx2:$avx2 products_avx2:$avx2 avx512:-DSIMDE_ENABLE_NATIVE_ALIASES,$avx2"
     else
       echo "== avx512-emulated: skipped, SIMDe's headers are not installed"
     fi

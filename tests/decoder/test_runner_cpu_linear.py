@@ -2,30 +2,120 @@
 
 import pytest
 import torch
+from ensemble_decode.kernels.native_ import extension
 from support.tiny_models import tiny_model
 
 from ensemble_decode import cpu_linear
-from ensemble_decode.cpu_linear import FEW_ROWS, upcast_linear, use_upcast_linear
+from ensemble_decode.cpu_linear import few_rows, in_blocks, upcast_linear, use_upcast_linear
 from ensemble_decode.runner import Runner
 
+native = pytest.mark.skipif(not cpu_linear.runs_native(), reason="the C++ extension has no such loop here")
 
-@pytest.mark.parametrize("shape", [(7,), (3, 5), (1, 1), (0,), (33,)])
-@pytest.mark.parametrize(("outputs", "inputs"), [(5, 3), (1000, 576), (257, 1100), (64, 20000)])
-@pytest.mark.parametrize("bias", [True, False])
-def test_upcast_linear_is_at_least_as_exact_as_torchs_own(shape, outputs, inputs, bias):
+
+def operands(shape, outputs, inputs, bias):
     generator = torch.Generator().manual_seed(outputs + inputs)
     x = torch.randn(*shape, inputs, generator=generator).bfloat16()
     weight = torch.randn(outputs, inputs, generator=generator).bfloat16()
-    offset = torch.randn(outputs, generator=generator).bfloat16() if bias else None
-    got = upcast_linear(x, weight, offset)
+    return x, weight, torch.randn(outputs, generator=generator).bfloat16() if bias else None
+
+
+def by_blocks(x, weight, bias=None):
+    out = torch.empty(x.reshape(-1, weight.shape[1]).shape[0], weight.shape[0], dtype=x.dtype)
+    in_blocks(x.reshape(-1, weight.shape[1]).float(), weight, bias, out)
+    return out.view(*x.shape[:-1], weight.shape[0])
+
+
+@pytest.mark.parametrize("route", [pytest.param(upcast_linear, marks=native), by_blocks])
+@pytest.mark.parametrize("shape", [(7,), (3, 5), (1, 1), (0,), (33,), (130,)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(5, 3), (1000, 576), (257, 1100), (64, 20000), (1, 1), (101, 8)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_upcast_linear_is_at_least_as_exact_as_torchs_own(route, shape, outputs, inputs, bias):
+    x, weight, offset = operands(shape, outputs, inputs, bias)
+    got = route(x, weight, offset)
     own = torch.nn.functional.linear(x, weight, offset)
     exact = torch.nn.functional.linear(x.double(), weight.double(), None if offset is None else offset.double())
     assert (got.shape, got.dtype) == (own.shape, torch.bfloat16)
     if got.numel():
-        error = (got.double() - exact).abs().max()
         # half a unit in the last place of bfloat16, and a little for the order of the float32 sums
-        assert error <= exact.abs().max() * 2**-8 * 1.01
-        assert error <= 1.05 * (own.double() - exact).abs().max() + 1e-12
+        error = (got.double() - exact).abs()
+        assert (error <= exact.abs() * 2**-8 + x.double().abs().max() * 1e-5 * inputs**0.5).all()
+        assert error.max() <= 1.05 * (own.double() - exact).abs().max() + 1e-12
+
+
+@native
+def test_a_rows_bits_depend_neither_on_the_rows_beside_it_nor_on_threads():
+    x, weight, bias = operands((150,), 1000, 1111, True)
+    whole = upcast_linear(x, weight, bias)
+    for rows in (slice(0, 1), slice(3, 5), slice(7, 10), slice(60, 70), slice(149, 150)):
+        assert torch.equal(upcast_linear(x[rows], weight, bias), whole[rows])
+    threads = torch.get_num_threads()
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            assert torch.equal(upcast_linear(x, weight, bias), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@native
+def test_infinities_and_nan_go_where_they_belong():
+    x, weight, _ = operands((4,), 9, 20, False)
+    x[1, 3], x[2, 19] = float("inf"), float("nan")
+    own, got = torch.nn.functional.linear(x.double(), weight.double()), upcast_linear(x, weight)
+    assert torch.equal(got.isnan(), own.isnan())
+    assert torch.equal(got.isinf(), own.isinf())
+    assert got[2].isnan().all() and got[[0, 3]].isfinite().all()
+
+
+@native
+def test_without_the_loop_blocks_do_the_work(monkeypatch):
+    x, weight, bias = operands((8,), 70, 33, True)
+    calls = []
+    monkeypatch.setattr(cpu_linear, "in_blocks", lambda *args: calls.append(1) or in_blocks(*args))
+    upcast_linear(x, weight, bias)
+    assert calls == []
+    extension.set_isa("plain")
+    try:
+        assert few_rows() == cpu_linear.FEW_ROWS_IN_BLOCKS
+        assert torch.equal(upcast_linear(x, weight, bias), by_blocks(x, weight, bias))
+        with pytest.raises(ValueError, match="no bfloat16 linear layer"):
+            extension.core().linear(x.float(), weight, bias, torch.empty(8, 70, dtype=torch.bfloat16), 1)
+    finally:
+        extension.set_isa("auto")
+    assert len(calls) == 1
+
+
+@native
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.zeros(2, 9)}, "weight must be contiguous bfloat16"),
+        ({"weight": torch.zeros(4, 8)}, "weight must be contiguous bfloat16"),
+        ({"weight": torch.zeros(4, 16, dtype=torch.bfloat16)[:, ::2]}, "weight must be contiguous bfloat16"),
+        ({"bias": torch.zeros(5, dtype=torch.bfloat16)}, "bias must be contiguous bfloat16"),
+        ({"out": torch.zeros(2, 5, dtype=torch.bfloat16)}, "out must be bfloat16"),
+        ({"out": torch.zeros(2, 4)}, "out must be bfloat16"),
+    ],
+)
+def test_the_extension_refuses_what_does_not_fit(change, message):
+    arguments = {
+        "x": torch.zeros(2, 8),
+        "weight": torch.zeros(4, 8, dtype=torch.bfloat16),
+        "bias": None,
+        "out": torch.zeros(2, 4, dtype=torch.bfloat16),
+    } | change
+    with pytest.raises(ValueError, match=message):
+        extension.core().linear(*arguments.values(), 1)
+
+
+def test_it_compiles_as_one_opaque_call():
+    x, weight, bias = operands((8,), 70, 33, True)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def compiled(x):
+        return upcast_linear(x, weight, bias) * 2
+
+    assert torch.equal(compiled(x), upcast_linear(x, weight, bias) * 2)
 
 
 def test_only_bfloat16_layers_change_and_only_from_a_few_rows_on(monkeypatch):
@@ -33,13 +123,14 @@ def test_only_bfloat16_layers_change_and_only_from_a_few_rows_on(monkeypatch):
     monkeypatch.setattr(cpu_linear, "upcast_linear", lambda x, *rest: calls.append(x.shape) or upcast_linear(x, *rest))
     layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 6, dtype=torch.bfloat16))
     assert use_upcast_linear(layers) == 1
-    layers[0](torch.zeros(FEW_ROWS, 4))
+    few = few_rows()
+    layers[0](torch.zeros(few, 4))
     half = layers[1]
-    half(torch.zeros(FEW_ROWS - 1, 4, dtype=torch.bfloat16))
+    half(torch.zeros(few - 1, 4, dtype=torch.bfloat16))
     assert calls == []
-    half(torch.zeros(1, FEW_ROWS, 4, dtype=torch.bfloat16))
+    half(torch.zeros(1, few, 4, dtype=torch.bfloat16))
     half(torch.zeros(9, 4, dtype=torch.bfloat16))
-    assert calls == [(1, FEW_ROWS, 4), (9, 4)]
+    assert calls == [(1, few, 4), (9, 4)]
 
 
 @pytest.mark.parametrize("lacking", [True, False])
