@@ -83,13 +83,15 @@ def safe(ensemble: ed.Ensemble, originals: list[LoadedModel], dtype: str, option
         variants[name] = lambda method=method: over_prompts(method)
         # beside every method, so that what slows the machine for a while slows both sides of a ratio
         for what, forward in forwards.items():
-            if what == "draft" or what == f"verify {name}":
+            if name.isdigit() and what in ("draft", f"verify {name}"):
                 variants[f"{what} of {name}"] = lambda f=forward: [
                     middle([side() for _ in range(5)])[0] for side in (f.ours, f.theirs)
                 ]
     variants["one"] = lambda: pace(ensemble, [PROMPT], methods["5"], 2 * tokens, 6)
     variants["many"] = lambda: pace(ensemble, PROMPTS, methods["5"], 64, 2)
-    kept: list[dict[str, Any]] = in_turn(variants, options.rounds)
+    for texts, most in (([PROMPT], 2), (PROMPTS, 1)):  # to warm up
+        pace(ensemble, texts, methods["5"], 64, most)
+    kept: list[dict[str, Any]] = in_turn(variants, options.rounds, warm_up=False)
     for forward in forwards.values():
         forward.close()
 

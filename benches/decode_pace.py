@@ -148,10 +148,10 @@ def own_steps(entry: LoadedModel, prompt: str, tokens: int) -> Callable[[], floa
     return work
 
 
-def in_turn(variants: dict[str, Callable[[], object]], rounds: int) -> list[dict[str, object]]:
-    """What every variant returns, run one after the other, ``rounds`` times; a first time to warm up is not kept."""
-    kept = [{name: work() for name, work in variants.items()} for _ in range(rounds + 1)]
-    return kept[1:]
+def in_turn(variants: dict[str, Callable[[], object]], rounds: int, warm_up: bool = True) -> list[dict[str, object]]:
+    """What every variant returns, run one after the other, ``rounds`` times; ``warm_up``: a first time is not kept."""
+    kept = [{name: work() for name, work in variants.items()} for _ in range(rounds + warm_up)]
+    return kept[warm_up:]
 
 
 def middle(values: Sequence[float]) -> tuple[float, float]:
