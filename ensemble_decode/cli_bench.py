@@ -180,9 +180,15 @@ def page(
         Path | None,
         typer.Option("--record", help="Measure nothing: write the page of a record that page --json wrote."),
     ] = None,
+    skip: Annotated[
+        list[str] | None, typer.Option(help="Leave out: others, long, length, batch, models, vocabulary.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smallest sizes only, to see that all of it runs.")] = False,
 ) -> None:
     """Measure everything and write the page of docs/benchmarks/ (a quarter of an hour on two cores); needs the extra plot."""
+    for name in skip or ():
+        if name not in ("others", "long", "length", "batch", "models", "vocabulary"):
+            raise InputError(f"bench page: --skip {name!r}: there are others, long, length, batch, models, vocabulary")
     _plotting()
     from ensemble_decode.bench.docs_page import measure_all, write_page
     from ensemble_decode.bench.record import Record
@@ -197,7 +203,13 @@ def page(
         quiet_libraries()
         set_threads(threads)
         bench_ = load_bench(model or DEMO, dtype, _devices(device))
-        made = measure_all(bench_, lambda words: console.print(words, highlight=False), quick=quick)
+        made = measure_all(
+            bench_,
+            lambda words: console.print(words, highlight=False),
+            quick=quick,
+            skip=skip or (),
+            save=json_file,
+        )
     if json_file is not None:
         made.write(json_file)
     console.print(f"wrote {write_page(made, folder, html)}", highlight=False, soft_wrap=True)

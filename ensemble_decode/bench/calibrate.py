@@ -30,12 +30,13 @@ _METHOD = {
 }
 
 
-def this_machine(device: torch.device, dtype: torch.dtype, memory: float) -> Device:
+def this_machine(device: torch.device, dtype: torch.dtype, memory: float, *, quick: bool = False) -> Device:
     """Bandwidth and rate of linear layers in ``dtype`` as the runners compute them, and what a layer, a forward and a row add.
 
-    None of these numbers comes from the cells that the model is compared with.
+    None of these numbers comes from the cells that the model is compared with. ``quick``: of weights that may lie in a cache.
     """
-    layers = [torch.nn.Linear(1024, 16384, bias=False, device=device, dtype=dtype) for _ in range(6)]  # past any cache
+    # past any cache, unless it is to be quick
+    layers = [torch.nn.Linear(1024, 16384, bias=False, device=device, dtype=dtype) for _ in range(1 if quick else 6)]
     if device.type == "cpu" and lacks_bfloat16():
         use_upcast_linear(torch.nn.ModuleList(layers))
     weights = sum(layer.weight.numel() for layer in layers)
@@ -48,7 +49,7 @@ def this_machine(device: torch.device, dtype: torch.dtype, memory: float) -> Dev
             for layer in layers:
                 layer(x)
 
-        return _seconds(work, device)
+        return _seconds(work, device, 3 if quick else 9)
 
     bandwidth = weights * layers[0].weight.element_size() / products(1)
     flops = 2.0 * 128 * weights / products(128)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from .calibrate import compare, error_table, shapes_of, this_machine
 from .page import write_html
@@ -19,79 +20,85 @@ from .stats import figure, quantile
 from .suites import measure_into
 from .tables import Claim, Table, claim_table, latency_tables, markdown
 
-ALL = (
-    "single",
-    "unite",
-    "gac",
-    "safe",
-    "safe-auto",
-    "specfuse",
-    "specfuse-all",
-    "generate",
-    "assisted",
-    "dictionary",
-    "segments",
-)
 LENGTHS = (32, 128, 512, 1024, 2048)
 
 
-def measure_all(bench: Bench, say: Callable[[str], None], *, quick: bool = False) -> Record:
-    """Every suite of the page, one after the other in one process. ``quick``: the smallest sizes, to see that all of it runs."""
+class Plan(NamedTuple):
+    """One suite of the page: which configurations, at which sizes."""
+
+    suite: str
+    names: tuple[str, ...]
+    rounds: int
+    tokens: int
+    batches: tuple[int, ...] = (1,)
+    prompt: int = 32
+    warm_up: int = 4
+
+
+_STEPS, _SEGMENTS = ("single", "unite", "dictionary"), ("specfuse-all", "segments")
+# In the order of measuring, what costs most last. At 12 tokens a segment method takes two rounds, the second of which counts.
+PLANS = (
+    Plan("latency", ("single", "unite", "safe", "specfuse-all", "dictionary"), 2, 64),
+    Plan("others", ("single", "unite", "gac", "specfuse-all", "generate", "assisted", "segments"), 1, 24),
+    Plan("batch", ("single", "unite"), 1, 8, (1, 8, 32, 64), warm_up=1),
+    *(
+        plan
+        for length in LENGTHS
+        for plan in (
+            Plan("length", _STEPS, 1, 8 if length <= 512 else 3, prompt=length, warm_up=0),
+            Plan("length", _SEGMENTS if length <= 512 else _SEGMENTS[:1], 1, 12, prompt=length, warm_up=0),
+        )
+    ),
+    Plan("long", ("unite", "dictionary"), 1, 256, warm_up=0),
+)
+QUICK = (
+    Plan("latency", ("single", "unite", "gac", "safe", "specfuse-all", "dictionary"), 1, 4),
+    Plan("others", ("single", "gac", "specfuse-all", "generate", "assisted", "segments"), 1, 4),
+    Plan("long", ("unite", "dictionary"), 1, 8),
+    *(Plan("length", ("unite", "specfuse-all", "dictionary", "segments"), 1, 4, prompt=length) for length in LENGTHS[:2]),
+    Plan("batch", ("single", "unite", "safe"), 1, 4, (1, 2)),
+)  # fmt: skip
+
+
+def measure_all(
+    bench: Bench, say: Callable[[str], None], *, quick: bool = False, skip: Sequence[str] = (), save: Path | None = None
+) -> Record:
+    """Every suite of the page, one after the other in one process.
+
+    ``quick``: the smallest sizes, to see that all of it runs. ``skip``: suites to leave out. ``save``: where the record is
+    written after each suite, so that what was measured is not lost.
+    """
     energy = bench.meter.reason or "NVML's counter of the devices in use"
     devices = [str(runner.device) for runner in bench.ensemble.runners]
     record = Record.begin(bench.names, dtype_of(bench.ensemble), devices, energy)
     began = time.monotonic()
     first = bench.ensemble.runners[0]
     memory = float(record.run["machine"]["memory GiB"] or 0) * 2**30
-    device = this_machine(first.device, first.dtype, memory)
-    rounds = 1 if quick else 3
-    measure_into(
-        record,
-        bench,
-        ALL,
-        suite="latency",
-        tokens=[8 if quick else 64],
-        rounds=rounds,
-        batches=[1],
-        prompt_tokens=[32],
-        say=say,
-    )
-    measure_into(
-        record,
-        bench,
-        ("unite", "safe", "specfuse-all", "dictionary"),
-        suite="long",
-        tokens=[16 if quick else 256],
-        rounds=1,
-        batches=[1],
-        prompt_tokens=[32],
-        say=say,
-    )
-    for length in LENGTHS[:2] if quick else LENGTHS:
-        names = ("single", "unite", "safe", "specfuse-all", "dictionary", "segments")
-        measure_into(
-            record, bench, names, suite="length", batches=[1], prompt_tokens=[length],
-            tokens=[8 if length > 512 else 16], rounds=1 if quick or length > 512 else 2, say=say,
-        )  # fmt: skip
-    measure_into(
-        record, bench, ("single", "unite", "safe", "specfuse"), suite="batch", batches=[1, 2] if quick else [1, 4, 16, 32, 64],
-        prompt_tokens=[32], tokens=[4 if quick else 24], rounds=1 if quick else 2, say=say,
-    )  # fmt: skip
-    shapes = shapes_of(bench.ensemble)
-    if bench.loaded:
-        most = len(bench.names) + 1 if quick else 6
-        shapes |= measure_models(
-            record, bench, bench.loaded, most=most, tokens=8 if quick else 24, rounds=rounds, say=say
-        )
-    if not quick:
-        shapes |= measure_vocabularies(record, bench, tokens=16, rounds=3, say=say)
-    say("quality")
-    record.parts["quality"] = evaluate(
-        bench.ensemble, held_out()[:2] if quick else held_out(), questions=4 if quick else 50
-    )
+    device = this_machine(first.device, first.dtype, memory, quick=quick)
     record.parts["device"] = asdict(device)
-    record.parts["cost"] = [one._asdict() for one in compare(record.cells, shapes, device)]
-    record.parts["minutes"] = (time.monotonic() - began) / 60
+    shapes = shapes_of(bench.ensemble)
+
+    def keep() -> None:
+        record.parts["cost"] = [one._asdict() for one in compare(record.cells, shapes, device)]
+        record.parts["minutes"] = (time.monotonic() - began) / 60
+        if save is not None:
+            record.write(save)
+
+    say("quality")
+    paragraphs, questions = (held_out()[:2], 2) if quick else (held_out(), 24)
+    record.parts["quality"] = evaluate(bench.ensemble, paragraphs, questions=questions)
+    if bench.loaded and "models" not in skip:
+        most, tokens = (len(bench.names) + 1, 4) if quick else (6, 12)
+        shapes |= measure_models(record, bench, bench.loaded, most=most, tokens=tokens, rounds=1, say=say)
+    if not quick and "vocabulary" not in skip:
+        shapes |= measure_vocabularies(record, bench, tokens=8, rounds=2, say=say)
+    for plan in QUICK if quick else PLANS:
+        if plan.suite not in skip:
+            measure_into(
+                record, bench, plan.names, suite=plan.suite, batches=plan.batches, prompt_tokens=[plan.prompt],
+                tokens=[plan.tokens], rounds=plan.rounds, warm_up=plan.warm_up, say=say,
+            )  # fmt: skip
+            keep()
     return record
 
 
@@ -113,8 +120,8 @@ def _claims(record: Record) -> list[Table]:
         ("latency", "unite", "dictionary", "UniTE over 64 tokens", 1.5),
         ("long", "unite", "dictionary", "UniTE over 256 tokens", 2.4),
         ("latency", "safe", "dictionary", "SAFE over 64 tokens", None),
-        ("long", "safe", "dictionary", "SAFE over 256 tokens", None),
-        ("latency", "specfuse-all", "segments", "SpecFuse over 64 tokens", None),
+        ("latency", "specfuse-all", "dictionary", "SpecFuse over 64 tokens", None),
+        ("others", "specfuse-all", "segments", "SpecFuse over 24 tokens", None),
     ]
     claims = []
     for suite, ours, theirs, words, least in pairs:
@@ -134,11 +141,14 @@ def _step_ratios(record: Record) -> Table | None:
     rows = []
     for length in dict.fromkeys(cell.prompt for cell in record.suite("length")):
         row = [f"text of {length} tokens"]
-        for ours, theirs in (("unite", "dictionary"), ("safe", "dictionary"), ("specfuse-all", "segments")):
-            a, b = (figure(cells[name, length].values(lambda s: s.latency_mean)).median for name in (theirs, ours))
-            row.append(f"{a / b:.1f}")
+        for ours, theirs in (("unite", "dictionary"), ("specfuse-all", "dictionary"), ("specfuse-all", "segments")):
+            if (ours, length) in cells and (theirs, length) in cells:
+                a, b = (figure(cells[name, length].values(lambda s: s.latency_mean)).median for name in (theirs, ours))
+                row.append(f"{a / b:.1f}")
+            else:
+                row.append("not measured")
         rows.append(row)
-    columns = ["next token behind", "dictionary / UniTE", "dictionary / SAFE", "segments / SpecFuse"]
+    columns = ["next token behind", "dictionary / UniTE", "dictionary / SpecFuse", "segments / SpecFuse"]
     return Table("Time between tokens, the published way over ours", columns, rows) if rows else None
 
 
@@ -190,7 +200,7 @@ def _page(record: Record, plots: dict[str, Path]) -> str:
         "## Where the time goes",
         "",
         _image(plots, "time_split", "Milliseconds per token by forwards, fusion and host"),
-        *map(markdown, latency_tables(record, "latency")),
+        *map(markdown, [*latency_tables(record, "latency"), *latency_tables(record, "others")]),
         *[f"Not measured at batch {e['batch']}: {e['label']}: {e['reason']}.\n" for e in record.skipped],
         "## More models, larger vocabularies",
         "",
@@ -258,9 +268,17 @@ def _advice(record: Record) -> Sequence[str]:
     return [
         f"- A token costs {over('unite')} times {first} alone with UniTE: the other models' own steps. What the package adds (fusion and "
         f"host work) is {host:.1f} % of the time.",
-        f"- GaC asks the others only where the first is unsure: {over('gac')} times.",
+        *_about_gac(record),
         f"- SAFE has the others read drafts instead of single tokens: {over('safe')} times with drafts of 5, {stood:.0f} % of which stood here. "
         "It gains most where reading five tokens at once costs little more than one (GPUs, large models) and where models agree.",
-        f"- SpecFuse drafts with every model: {over('specfuse-all')} times while all models stay, {over('specfuse')} times where weak ones leave.",
+        f"- SpecFuse drafts with every model: {over('specfuse-all')} times while all models stay, less once weak ones leave.",
         "- Many prompts: use a batch. Reading the weights once for all rows is worth more than any choice of method.",
     ]
+
+
+def _about_gac(record: Record) -> list[str]:
+    cells = {cell.subject: cell for cell in record.suite("others")}
+    if "gac" not in cells:
+        return []
+    gac, alone = (figure(cells[name].values(lambda s: s.latency_mean)).median for name in ("gac", "single-0"))
+    return [f"- GaC asks the others only where the first is unsure: {gac / alone:.1f} times."]

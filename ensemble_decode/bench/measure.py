@@ -141,9 +141,9 @@ def measure(
     """Samples of each subject by name; each round starts with another subject, and no subject runs longer than a slice at once.
 
     ``prompts``: one per row of the batch. ``tokens``: per row. ``warm_up``: tokens that every subject writes before anything
-    counts. ``slice_tokens``: per row. Subjects that cannot pause (transformers' generate) run whole in their turn.
+    counts (0: none, where they have run before). ``slice_tokens``: per row. Subjects that cannot pause (transformers' generate) run whole in their turn.
     """
-    for subject in subjects:
+    for subject in subjects if warm_up else ():
         Run(subject, prompts, min(tokens, warm_up), meter).advance(len(prompts) * tokens)
     samples: dict[str, list[Sample]] = {subject.name: [] for subject in subjects}
     for number in range(rounds):

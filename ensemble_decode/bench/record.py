@@ -46,19 +46,6 @@ class Record:
         }
         return cls(facts)
 
-    def cell(self, subject: str, *, suite: str, batch: int, prompt: int, tokens: int) -> Cell | None:
-        """The cell of one subject at one size, or None where it was not measured."""
-        for cell in self.cells:
-            if (cell.suite, cell.subject, cell.batch, cell.prompt, cell.tokens) == (
-                suite,
-                subject,
-                batch,
-                prompt,
-                tokens,
-            ):
-                return cell
-        return None
-
     def suite(self, name: str) -> list[Cell]:
         return [cell for cell in self.cells if cell.suite == name]
 

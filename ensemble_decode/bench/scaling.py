@@ -62,7 +62,7 @@ def measure_models(
         tokenizers.append(other.tokenizer)
         names.append(f"random-{number}")
     shapes: dict[str, ModelShape] = {}
-    for count in range(len(loaded), most + 1):
+    for count in sorted({*range(len(loaded), min(most, 4) + 1), most}):
         say(f"models: {count}")
         ensemble = endless(models[:count], tokenizers[:count], names[:count])
         methods: dict[str, tuple[str, Any]] = {

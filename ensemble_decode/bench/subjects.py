@@ -13,6 +13,8 @@ from ..models import LoadedModel
 from ..rows import Row
 from ..sampling import Sampling
 
+_SEGMENT = 64  # tokens: no segment is longer
+
 
 class Event(NamedTuple):
     """Row ``row`` had ``tokens`` more tokens at ``at`` (``time.perf_counter``)."""
@@ -63,29 +65,33 @@ class Subject(Protocol):
 
 
 class EnsembleSession:
-    """A method of this package, through its own engine."""
+    """A method of this package, through its own engine. A method of segments ends with a whole one, as its baseline does."""
 
     def __init__(self, ensemble: Ensemble, method: Method, prompts: Sequence[str], tokens: int) -> None:
         self._ensemble, self._method, self._prompts, self._tokens = ensemble, method, prompts, tokens
         self._rows: list[Row] = []
-        self._cached = 0
+        self._cached: dict[int, int] = {}
 
     def __iter__(self) -> Iterator[list[Event]]:
-        ensemble = self._ensemble
-        self._rows = ensemble._rows(
-            self._prompts, self._method, self._tokens, None, "template", "error", None, trace=False
-        )
+        ensemble, goal = self._ensemble, self._tokens
+        limit = 2 * goal + _SEGMENT if self._method.retokenize_primary else goal
+        self._rows = ensemble._rows(self._prompts, self._method, limit, None, "template", "error", None, trace=False)
         seen = [0] * len(self._rows)
-        for row in ensemble._run(self._rows, self._method, Sampling(), len(self._rows)):
-            row.delta()
-            number = row.request.number
-            new, seen[number] = row.length - seen[number], max(row.length, seen[number])
-            if row.finished:
-                self._cached += sum(
+        rounds = ensemble._run(self._rows, self._method, Sampling(), len(self._rows))
+        try:
+            for row in rounds:
+                row.delta()
+                number = row.request.number
+                new, seen[number] = row.length - seen[number], max(row.length, seen[number])
+                self._cached[number] = sum(
                     held * runner.cache.bytes_per_token
                     for held, runner in zip(row.cached, ensemble.runners, strict=True)
                 )
-            yield [Event(time.perf_counter(), number, max(new, 0))]
+                yield [Event(time.perf_counter(), number, max(new, 0))]
+                if min(seen) >= goal:
+                    return
+        finally:
+            rounds.close()  # type: ignore[attr-defined]
 
     def spent(self) -> Spent:
         done = [row.completion() for row in self._rows]
@@ -97,7 +103,7 @@ class EnsembleSession:
             forward=[sum(row.stats.forward_seconds[m] for row in done) for m in models],
             fusion=sum(row.stats.fusion_seconds for row in done),
             host=sum(row.stats.host_seconds for row in done),
-            cache_bytes=self._cached,
+            cache_bytes=sum(self._cached.values()),
             drafted=sum(row.stats.drafted for row in done),
             accepted=sum(row.stats.accepted for row in done),
             ensembled=sum(row.stats.ensembled for row in done),

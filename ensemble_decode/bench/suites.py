@@ -20,6 +20,7 @@ def measure_into(
     prompt_tokens: Sequence[int],
     tokens: Sequence[int],
     rounds: int,
+    warm_up: int = 4,
     say: Callable[[str], None] = lambda _: None,
 ) -> None:
     """Measure every configuration of ``names`` at every size; those that cannot run a batch are listed as skipped, with the reason."""
@@ -30,7 +31,9 @@ def measure_into(
             texts = prompts(bench.ensemble, prompt, batch)
             for length in tokens:
                 say(f"{suite}: batch {batch}, {prompt} + {length} tokens, {len(able)} configurations")
-                samples = measure(able, texts, length, rounds=rounds, meter=bench.meter) if able else {}
+                samples = (
+                    measure(able, texts, length, rounds=rounds, meter=bench.meter, warm_up=warm_up) if able else {}
+                )
                 for subject in able:
                     cell = Cell(
                         suite,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .measure import Cell, Sample
@@ -11,6 +11,7 @@ from .stats import Figure, figure, ratio
 
 SUITES = {
     "latency": "Latency at batch 1",
+    "others": "Other ways at batch 1",
     "long": "Longer texts at batch 1",
     "length": "Tokens behind texts of growing length",
     "batch": "Batches",
@@ -46,41 +47,65 @@ def sizes(cells: Sequence[Cell]) -> list[tuple[int, int, int, int]]:
 
 
 def latency_tables(record: Record, suite: str) -> list[Table]:
-    """One table per size: what a user waits for, and what it is made of."""
+    """Two tables per size: what a user waits for, and what it is made of."""
     tables = []
-    for count, batch, prompt, tokens in sizes(record.suite(suite)):
-        cells = [
-            c
-            for c in record.suite(suite)
-            if (len(c.models), c.batch, c.prompt, c.tokens) == (count, batch, prompt, tokens)
+    for size in sizes(record.suite(suite)):
+        count, batch, prompt, tokens = size
+        cells = [c for c in record.suite(suite) if (len(c.models), c.batch, c.prompt, c.tokens) == size]
+        title = (
+            f"{SUITES.get(suite, suite)}: batch {batch}, prompts of {prompt} tokens, {tokens} tokens, {count} models, "
+            f"{len(cells[0].samples)} rounds"
+        )
+        columns = ["configuration", "first token ms", "between tokens ms", "p90", "p99", "tokens/s"]
+        tables.append(Table(title, columns, [_times(cell) for cell in cells]))
+        columns = [
+            "configuration",
+            "forwards %",
+            "fusion %",
+            "host %",
+            "cache MB",
+            "accepted %",
+            "ensembled %",
+            "J/token",
         ]
-        title = f"{SUITES.get(suite, suite)}: batch {batch}, prompts of {prompt} tokens, {tokens} tokens, {count} models, {len(cells[0].samples)} rounds"
-        columns = ["configuration", "first token ms", "between tokens ms: median", "p90", "p99", "tokens/s"]
-        columns += ["forwards / fusion / host %", "cache MB", "accepted %", "ensembled %", "J/token"]
-        tables.append(Table(title, columns, [_latency_row(cell) for cell in cells]))
+        tables.append(Table("The same: shares of the time, caches, tokens", columns, [_makeup(cell) for cell in cells]))
     return tables
 
 
-def _latency_row(cell: Cell) -> list[str]:
-    of = lambda pick: figure(cell.values(pick))  # noqa: E731
-    rate = of(lambda s: s.tokens / s.seconds)
-    split = [of(lambda s, p=p: 100 * p(s) / s.seconds).median for p in _parts(cell)]
-    accepted, ensembled = of(_accepted).median, of(lambda s: 100 * s.ensembled / s.tokens).median
-    joules = [s.joules for s in cell.samples]
+def _label(cell: Cell) -> str:
+    return ("" if cell.kind == "method" else "baseline: ") + cell.label
+
+
+def _of(cell: Cell, pick: Callable[[Sample], float]) -> Figure:
+    return figure(cell.values(pick))
+
+
+def _times(cell: Cell) -> list[str]:
+    rate = _of(cell, lambda s: s.tokens / s.seconds)
     return [
-        ("" if cell.kind == "method" else "baseline: ") + cell.label,
-        milliseconds(of(lambda s: s.first)),
-        milliseconds(of(lambda s: s.latency_median)),
-        milliseconds(of(lambda s: s.latency_p90)),
-        milliseconds(of(lambda s: s.latency_p99)),
+        _label(cell),
+        milliseconds(_of(cell, lambda s: s.first)),
+        milliseconds(_of(cell, lambda s: s.latency_median)),
+        milliseconds(_of(cell, lambda s: s.latency_p90)),
+        milliseconds(_of(cell, lambda s: s.latency_p99)),
         f"{rate.median:.1f}" + ("" if rate.rounds == 1 else f" ({rate.low:.1f} to {rate.high:.1f})"),
-        " + ".join(f"{p:.0f}" for p in split[:-2]) + f" / {split[-2]:.1f} / {split[-1]:.1f}",
-        f"{of(lambda s: s.cache_bytes / 1e6).median:.1f}",
+    ]
+
+
+def _makeup(cell: Cell) -> list[str]:
+    split = [_of(cell, lambda s, p=p: 100 * p(s) / s.seconds).median for p in _parts(cell)]  # type: ignore[misc]
+    accepted = _of(cell, _accepted).median
+    ensembled = _of(cell, lambda s: 100 * s.ensembled / s.tokens).median
+    joules = [s.joules / s.tokens for s in cell.samples if s.joules is not None]
+    return [
+        _label(cell),
+        " + ".join(f"{p:.0f}" for p in split[:-2]),
+        f"{split[-2]:.1f}",
+        f"{split[-1]:.1f}",
+        f"{_of(cell, lambda s: s.cache_bytes / 1e6).median:.1f}",
         f"{accepted:.0f}" if any(s.accepted for s in cell.samples) else "",
         f"{ensembled:.0f}" if any(s.ensembled for s in cell.samples) else "",
-        "not reported"
-        if None in joules
-        else f"{figure([j / s.tokens for j, s in zip(joules, cell.samples, strict=True) if j is not None]).median:.3f}",
+        f"{figure(joules).median:.3f}" if joules else "not reported",
     ]
 
 
