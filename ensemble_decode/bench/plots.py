@@ -78,7 +78,7 @@ def _lines(axes: Any, cells: Sequence[Cell], place: Callable[[Cell], float], val
 def _short(cell: Cell) -> str:
     label = cell.label.replace("transformers assisted generation: ", "assisted: ")
     words = label.replace("transformers generate, ", "generate, ")
-    return (words if len(words) <= 30 else words[:29] + "…") + ("\n(baseline)" if cell.kind == "baseline" else "")
+    return (words if len(words) <= 34 else words[:33] + "…") + ("\n(baseline)" if cell.kind == "baseline" else "")
 
 
 def _ticks(axes: Any, axis: str, values: Sequence[int]) -> None:
@@ -114,16 +114,16 @@ def time_split(record: Record) -> Any:
     first = cells[0]
     title = f"Where the time goes: batch {first.batch}, {first.tokens} tokens"
     plot, axes = _axes(title, "milliseconds per token", "")
-    names = [f"forwards of {model}" for model in first.models] + ["fusion", "host"]
+    names = [f"forwards of {model.removeprefix('demo:')}" for model in first.models] + ["fusion", "host"]
     left = [0.0] * len(cells)
     for i, name in enumerate(names):
         widths = [1e3 * figure([_part(s, i) / s.tokens for s in cell.samples]).median for cell in cells]
         axes.barh(range(len(cells)), widths, left=left, color=_COLOURS[i], label=name, height=0.7)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(cells)), [_short(cell).replace("\n", " ") for cell in cells])
+    axes.set_yticks(range(len(cells)), [_short(cell) for cell in cells])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.legend(fontsize=10, frameon=False, loc="upper center", bbox_to_anchor=(0.4, -0.14), ncols=len(names))
+    plot.legend(fontsize=10, frameon=False, loc="outside lower center", ncols=4 if len(names) == 4 else 3)
     return plot
 
 

@@ -125,12 +125,17 @@ def test_every_plot_is_drawn_at_readme_width_with_units(record, tmp_path):
         assert struct.unpack(">I", head[16:20])[0] == 800
         assert path.stat().st_size < 120_000
     for draw in plots.PLOTS.values():
-        (axes,) = draw(record).axes
+        plot = draw(record)
+        (axes,) = plot.axes
         words = f"{axes.get_xlabel()} {axes.get_ylabel()}"
         assert re.search("milliseconds|tokens per second", words)
         assert axes.get_title()
         assert min(label.get_fontsize() for label in (axes.xaxis.label, axes.title)) >= 12
-        assert axes.get_legend() is not None
+        (legend,) = [found for found in (axes.get_legend(), *plot.legends) if found is not None]
+        plot.draw_without_rendering()
+        box = legend.get_window_extent()
+        assert box.x0 >= 0
+        assert box.x1 <= plot.bbox.width  # nothing of it is cut off
 
 
 def test_a_plot_shows_the_figures(record):
