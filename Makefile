@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint models oracle bench clean
+.PHONY: demo test slow lint models oracle bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/ensemble-decode demo
 
 test: lint models
 	$(BIN)/pytest -q -n 2
+
+# The tests that take minutes: batch jobs on a real Ray cluster, 500 rows one by one, jobs killed from outside.
+slow: models
+	$(BIN)/pytest -q -m slow
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -57,7 +57,8 @@ class EnsembleWorker:
 
         from .source import parse_line
 
-        job, numbers, results, kinds = self._job, [], [], []
+        job, numbers, results = self._job, [], []
+        kinds: list[str] = []
         lines = [parse_line(int(n), bytes(raw)) for n, raw in zip(batch["number"], batch["raw"], strict=True)]
         requests = []
         for line in lines:
