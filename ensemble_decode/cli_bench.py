@@ -190,9 +190,10 @@ def page(
         if name not in ("others", "long", "length", "batch", "models", "vocabulary"):
             raise InputError(f"bench page: --skip {name!r}: there are others, long, length, batch, models, vocabulary")
     _plotting()
-    from ensemble_decode.bench.docs_page import measure_all, write_page
+    from ensemble_decode.bench.docs_page import write_page
     from ensemble_decode.bench.record import Record
     from ensemble_decode.bench.setup import load_bench, set_threads
+    from ensemble_decode.bench.whole_run import measure_all
 
     console = Console(stderr=True)
     if record is not None:

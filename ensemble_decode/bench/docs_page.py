@@ -2,104 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from .calibrate import compare, error_table, shapes_of, this_machine
+from .calibrate import error_table
 from .page import write_html
 from .plots import draw_all
 from .predict import standard_tables
-from .quality import evaluate, quality_tables
+from .quality import quality_tables
 from .record import Record
-from .scaling import measure_models, measure_vocabularies
-from .setup import Bench, dtype_of, held_out
 from .stats import figure, quantile
-from .suites import measure_into
 from .tables import Claim, Table, claim_table, latency_tables, markdown
 
-LENGTHS = (32, 128, 512, 1024, 2048)
-
-
-class Plan(NamedTuple):
-    """One suite of the page: which configurations, at which sizes."""
-
-    suite: str
-    names: tuple[str, ...]
-    rounds: int
-    tokens: int
-    batches: tuple[int, ...] = (1,)
-    prompt: int = 32
-    warm_up: int = 4
-
-
-_STEPS, _SEGMENTS = ("single", "unite", "dictionary"), ("specfuse-all", "segments")
-# In the order of measuring, what costs most last. At 12 tokens a segment method takes two rounds, the second of which counts.
-PLANS = (
-    Plan("latency", ("single", "unite", "safe", "specfuse-all", "dictionary"), 2, 64),
-    Plan("others", ("single", "unite", "gac", "specfuse-all", "generate", "assisted", "segments"), 1, 24),
-    Plan("batch", ("single", "unite"), 1, 8, (1, 8, 32, 64), warm_up=1),
-    *(
-        plan
-        for length in LENGTHS
-        for plan in (
-            Plan("length", _STEPS, 1, 8 if length <= 512 else 3, prompt=length, warm_up=0),
-            Plan("length", _SEGMENTS if length <= 512 else _SEGMENTS[:1], 1, 12, prompt=length, warm_up=0),
-        )
-    ),
-    Plan("long", ("unite", "dictionary"), 1, 256, warm_up=0),
-)
-QUICK = (
-    Plan("latency", ("single", "unite", "gac", "safe", "specfuse-all", "dictionary"), 1, 4),
-    Plan("others", ("single", "gac", "specfuse-all", "generate", "assisted", "segments"), 1, 4),
-    Plan("long", ("unite", "dictionary"), 1, 8),
-    *(Plan("length", ("unite", "specfuse-all", "dictionary", "segments"), 1, 4, prompt=length) for length in LENGTHS[:2]),
-    Plan("batch", ("single", "unite", "safe"), 1, 4, (1, 2)),
-)  # fmt: skip
-
-
-def measure_all(
-    bench: Bench, say: Callable[[str], None], *, quick: bool = False, skip: Sequence[str] = (), save: Path | None = None
-) -> Record:
-    """Every suite of the page, one after the other in one process.
-
-    ``quick``: the smallest sizes, to see that all of it runs. ``skip``: suites to leave out. ``save``: where the record is
-    written after each suite, so that what was measured is not lost.
-    """
-    energy = bench.meter.reason or "NVML's counter of the devices in use"
-    devices = [str(runner.device) for runner in bench.ensemble.runners]
-    record = Record.begin(bench.names, dtype_of(bench.ensemble), devices, energy)
-    began = time.monotonic()
-    first = bench.ensemble.runners[0]
-    memory = float(record.run["machine"]["memory GiB"] or 0) * 2**30
-    device = this_machine(first.device, first.dtype, memory, quick=quick)
-    record.parts["device"] = asdict(device)
-    shapes = shapes_of(bench.ensemble)
-
-    def keep() -> None:
-        record.parts["cost"] = [one._asdict() for one in compare(record.cells, shapes, device)]
-        record.parts["minutes"] = (time.monotonic() - began) / 60
-        if save is not None:
-            record.write(save)
-
-    say("quality")
-    paragraphs, questions = (held_out()[:2], 2) if quick else (held_out(), 24)
-    record.parts["quality"] = evaluate(bench.ensemble, paragraphs, questions=questions)
-    if bench.loaded and "models" not in skip:
-        most, tokens = (len(bench.names) + 1, 4) if quick else (6, 12)
-        shapes |= measure_models(record, bench, bench.loaded, most=most, tokens=tokens, rounds=1, say=say)
-    if not quick and "vocabulary" not in skip:
-        shapes |= measure_vocabularies(record, bench, tokens=8, rounds=2, say=say)
-    for plan in QUICK if quick else PLANS:
-        if plan.suite not in skip:
-            measure_into(
-                record, bench, plan.names, suite=plan.suite, batches=plan.batches, prompt_tokens=[plan.prompt],
-                tokens=[plan.tokens], rounds=plan.rounds, warm_up=plan.warm_up, say=say,
-            )  # fmt: skip
-            keep()
-    return record
+_AGAINST = {
+    ("unite", "dictionary"): "dictionary / UniTE",
+    ("specfuse-all", "dictionary"): "dictionary / SpecFuse",
+    ("specfuse-all", "segments"): "segments / SpecFuse",
+}
 
 
 def write_page(record: Record, folder: Path, html: Path | None = None) -> Path:
@@ -132,7 +51,7 @@ def _claims(record: Record) -> list[Table]:
             )
     tables = [claim_table(claims, "Time of the published way over time of this package, batch 1, prompts included")]
     steps = _step_ratios(record)
-    return [*tables, *([steps] if steps else [])]
+    return [*tables, *(table for table in (steps, _whole_texts(record)) if table is not None)]
 
 
 def _step_ratios(record: Record) -> Table | None:
@@ -141,15 +60,42 @@ def _step_ratios(record: Record) -> Table | None:
     rows = []
     for length in dict.fromkeys(cell.prompt for cell in record.suite("length")):
         row = [f"text of {length} tokens"]
-        for ours, theirs in (("unite", "dictionary"), ("specfuse-all", "dictionary"), ("specfuse-all", "segments")):
+        for ours, theirs in _AGAINST:
             if (ours, length) in cells and (theirs, length) in cells:
                 a, b = (figure(cells[name, length].values(lambda s: s.latency_mean)).median for name in (theirs, ours))
                 row.append(f"{a / b:.1f}")
             else:
                 row.append("not measured")
         rows.append(row)
-    columns = ["next token behind", "dictionary / UniTE", "dictionary / SpecFuse", "segments / SpecFuse"]
+    columns = ["next token behind", *_AGAINST.values()]
     return Table("Time between tokens, the published way over ours", columns, rows) if rows else None
+
+
+def _whole_texts(record: Record) -> Table | None:
+    """Ratios over whole texts of 256 and 512 tokens, computed: the steps measured at some lengths, straight lines between them."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for cell in record.suite("length"):
+        curves.setdefault(cell.subject, []).append((cell.prompt, figure(cell.values(lambda s: s.latency_mean)).median))
+    rows = []
+    for tokens in (256, 512):
+        row = [f"{tokens} tokens behind 32"]
+        for ours, theirs in _AGAINST:
+            both = [sorted(curves.get(name, [])) for name in (theirs, ours)]
+            if any(len(curve) < 2 or curve[-1][0] < tokens for curve in both):
+                row.append("not measured")
+                continue
+            a, b = (sum(_between(curve, 32 + i) for i in range(tokens)) for curve in both)
+            row.append(f"{a / b:.1f}")
+        rows.append(row)
+    columns = ["whole text", *_AGAINST.values()]
+    return Table("Computed from the table above, without the prompt", columns, rows) if curves else None
+
+
+def _between(curve: Sequence[tuple[int, float]], place: float) -> float:
+    """A value on the straight line between the two measured places around ``place`` (beyond the last: on the last line)."""
+    at = next((i for i in range(1, len(curve)) if curve[i][0] >= place), len(curve) - 1)
+    (x0, y0), (x1, y1) = curve[at - 1], curve[at]
+    return y0 + (place - x0) * (y1 - y0) / (x1 - x0)
 
 
 def _throughput(record: Record) -> Table:

@@ -8,7 +8,7 @@ import struct
 import pytest
 from support import bench as support_bench
 
-from ensemble_decode.bench import docs_page, page, plots, tables
+from ensemble_decode.bench import docs_page, page, plots, tables, whole_run
 from ensemble_decode.bench.calibrate import Comparison, compare, settings_of, shapes_of
 from ensemble_decode.bench.devices import Device
 from ensemble_decode.bench.measure import Cell, Sample
@@ -195,7 +195,7 @@ def test_the_cost_model_beside_measurements():
 
 def test_everything_runs_and_becomes_a_page(tmp_path):
     """The whole page on tiny models at the smallest sizes: measured, written, read back and drawn again alike."""
-    made = docs_page.measure_all(support_bench.bench(), lambda words: None, quick=True)
+    made = whole_run.measure_all(support_bench.bench(), lambda words: None, quick=True)
     assert {c.suite for c in made.cells} == {"latency", "others", "long", "length", "batch", "models"}
     assert made.parts["cost"]
     made.write(tmp_path / "run.json")
@@ -215,3 +215,15 @@ def test_everything_runs_and_becomes_a_page(tmp_path):
     again = docs_page.write_page(Record.read(tmp_path / "run.json"), tmp_path / "again")
     assert again.read_text(encoding="utf-8") == text
     assert json.loads((tmp_path / "run.json").read_text())["parts"]["device"]["measured"]
+
+
+def test_whole_texts_are_sums_over_straight_lines():
+    made = Record.begin(MODELS, "float32", ["cpu"], "")
+    for prompt in (32, 128, 512):
+        made.cells += [
+            cell("unite", [0.1], suite="length", prompt=prompt),
+            cell("dictionary", [0.001 * prompt], suite="length", prompt=prompt, kind="baseline"),
+        ]
+    table = docs_page._whole_texts(made)
+    assert table.rows[0][1:] == [f"{sum(32 + i for i in range(256)) / 256 / 100:.1f}", "not measured", "not measured"]
+    assert table.rows[1][1] == f"{sum(32 + i for i in range(512)) / 512 / 100:.1f}"

@@ -1,0 +1,97 @@
+"""The run behind the page of docs/benchmarks/: every suite, one after the other, in one process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from .calibrate import compare, shapes_of, this_machine
+from .quality import evaluate
+from .record import Record
+from .scaling import measure_models, measure_vocabularies
+from .setup import Bench, dtype_of, held_out
+from .suites import measure_into
+
+LENGTHS = (32, 128, 512, 1024, 2048)
+
+
+class Plan(NamedTuple):
+    """One suite of the page: which configurations, at which sizes."""
+
+    suite: str
+    names: tuple[str, ...]
+    rounds: int
+    tokens: int
+    batches: tuple[int, ...] = (1,)
+    prompt: int = 32
+    warm_up: int = 4
+
+
+_STEPS, _SEGMENTS = ("single", "unite", "dictionary"), ("specfuse-all", "segments")
+# In the order of measuring, what costs most last. At 12 tokens a segment method takes two rounds, the second of which counts.
+PLANS = (
+    Plan("latency", ("single", "unite", "safe", "specfuse-all", "dictionary"), 2, 64),
+    Plan("others", ("single", "unite", "gac", "specfuse-all", "generate", "assisted", "segments"), 1, 24),
+    Plan("batch", ("single", "unite"), 1, 8, (1, 8, 32, 64), warm_up=1),
+    *(
+        plan
+        for length in LENGTHS
+        for plan in (
+            Plan("length", _STEPS, 1, 8 if length <= 512 else 3, prompt=length, warm_up=0),
+            Plan("length", _SEGMENTS if length <= 512 else _SEGMENTS[:1], 1, 12, prompt=length, warm_up=0),
+        )
+    ),
+    Plan("long", ("unite", "dictionary"), 1, 256, warm_up=0),
+)
+QUICK = (
+    Plan("latency", ("single", "unite", "gac", "safe", "specfuse-all", "dictionary"), 1, 4),
+    Plan("others", ("single", "gac", "specfuse-all", "generate", "assisted", "segments"), 1, 4),
+    Plan("long", ("unite", "dictionary"), 1, 8),
+    *(Plan("length", ("unite", "specfuse-all", "dictionary", "segments"), 1, 4, prompt=length) for length in LENGTHS[:2]),
+    Plan("batch", ("single", "unite", "safe"), 1, 4, (1, 2)),
+)  # fmt: skip
+
+
+def measure_all(
+    bench: Bench, say: Callable[[str], None], *, quick: bool = False, skip: Sequence[str] = (), save: Path | None = None
+) -> Record:
+    """Every suite of the page, one after the other in one process.
+
+    ``quick``: the smallest sizes, to see that all of it runs. ``skip``: suites to leave out. ``save``: where the record is
+    written after each suite, so that what was measured is not lost.
+    """
+    energy = bench.meter.reason or "NVML's counter of the devices in use"
+    devices = [str(runner.device) for runner in bench.ensemble.runners]
+    record = Record.begin(bench.names, dtype_of(bench.ensemble), devices, energy)
+    began = time.monotonic()
+    first = bench.ensemble.runners[0]
+    memory = float(record.run["machine"]["memory GiB"] or 0) * 2**30
+    device = this_machine(first.device, first.dtype, memory, quick=quick)
+    record.parts["device"] = asdict(device)
+    shapes = shapes_of(bench.ensemble)
+
+    def keep() -> None:
+        record.parts["cost"] = [one._asdict() for one in compare(record.cells, shapes, device)]
+        record.parts["minutes"] = (time.monotonic() - began) / 60
+        if save is not None:
+            record.write(save)
+
+    say("quality")
+    paragraphs, questions = (held_out()[:2], 2) if quick else (held_out(), 24)
+    record.parts["quality"] = evaluate(bench.ensemble, paragraphs, questions=questions)
+    if bench.loaded and "models" not in skip:
+        most, tokens = (len(bench.names) + 1, 4) if quick else (6, 12)
+        shapes |= measure_models(record, bench, bench.loaded, most=most, tokens=tokens, rounds=1, say=say)
+    if not quick and "vocabulary" not in skip:
+        shapes |= measure_vocabularies(record, bench, tokens=8, rounds=2, say=say)
+    for plan in QUICK if quick else PLANS:
+        if plan.suite not in skip:
+            measure_into(
+                record, bench, plan.names, suite=plan.suite, batches=plan.batches, prompt_tokens=[plan.prompt],
+                tokens=[plan.tokens], rounds=plan.rounds, warm_up=plan.warm_up, say=say,
+            )  # fmt: skip
+            keep()
+    return record
