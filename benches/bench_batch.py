@@ -1,0 +1,161 @@
+"""Offline batches: continuous batching against static batching and one by one, cost per row, memory; alternating in one process.
+
+    python benches/bench_batch.py throughput           # bfloat16 demo models, a length mix with a heavy tail
+    python benches/bench_batch.py throughput --tiny    # the same on random tiny models in float32
+    python benches/bench_batch.py linear               # cost per row of 100, 400 and 1600 rows; memory over 2000 rows
+    python benches/bench_batch.py prefix               # what sharing a common prefix could save
+
+Prints ratios and medians: absolute times of a shared CPU mean nothing to anybody else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+import transformers
+
+import ensemble_decode as ed
+from ensemble_decode.batch import BatchRequest
+from ensemble_decode.bench import random_models
+
+BATCH = 16
+
+
+def heavy_tail(rows: int, longest: int, seed: int = 0) -> list[BatchRequest]:
+    """Requests whose answers are mostly short: a Pareto tail (shape 1.2) up to ``longest`` tokens, never ended by a model."""
+    draw = random.Random(seed)
+    lengths = [min(longest, int(3 * draw.paretovariate(1.2))) for _ in range(rows)]
+    return [BatchRequest(f"Item {i}: the old lighthouse keeper", max_new_tokens=n) for i, n in enumerate(lengths)]
+
+
+def one_by_one(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: object) -> int:
+    tokens = 0
+    for request in requests:
+        (done,) = ensemble.generate([request.prompt], method=method, max_new_tokens=request.max_new_tokens)
+        tokens += len(done.token_ids)
+    return tokens
+
+
+def static(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: object) -> int:
+    """Batches of the same size, each run until its last row has ended; every row to its own length."""
+    tokens = 0
+    for at in range(0, len(requests), BATCH):
+        run = ensemble.generate_batch(requests[at : at + BATCH], method=method, batch_size=BATCH)
+        tokens += sum(len(result.completion.token_ids) for result in run)
+    return tokens
+
+
+def continuous(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: object) -> int:
+    run = ensemble.generate_batch(requests, method=method, batch_size=BATCH)
+    return sum(len(result.completion.token_ids) for result in run)
+
+
+def throughput(options: argparse.Namespace) -> None:
+    ensemble = load(options)
+    method = {"unite": ed.UniTE(), "safe": ed.SAFE()}[options.method]
+    requests = heavy_tail(options.rows, options.longest)
+    few = requests[:: max(1, len(requests) // 12)]  # one by one is slow: a sample of the same lengths
+    pace: dict[str, list[float]] = {"one by one": [], "static": [], "continuous": []}
+    ways: dict[str, tuple[Callable[..., int], Sequence[BatchRequest]]] = {
+        "one by one": (one_by_one, few),
+        "static": (static, requests),
+        "continuous": (continuous, requests),
+    }
+    continuous(ensemble, requests[:BATCH], method)
+    for _ in range(options.rounds):
+        for name, (way, rows) in ways.items():
+            began = time.perf_counter()
+            tokens = way(ensemble, rows, method)
+            pace[name].append(tokens / (time.perf_counter() - began))
+    lengths = [request.max_new_tokens or 0 for request in requests]
+    print(f"{len(requests)} rows, mean {statistics.mean(lengths):.1f} tokens, longest {max(lengths)}, batch {BATCH}")
+    for name in ("static", "one by one"):
+        ratios = [a / b for a, b in zip(pace["continuous"], pace[name], strict=True)]
+        print(f"continuous / {name}: {statistics.median(ratios):.2f} (rounds: {', '.join(f'{r:.2f}' for r in ratios)})")
+    print("tokens/s: " + ", ".join(f"{name} {statistics.median(values):.1f}" for name, values in pace.items()))
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def linear(options: argparse.Namespace) -> None:
+    ensemble = random_ensemble()
+
+    def seconds(rows: int) -> float:
+        requests = [BatchRequest(f"Item {i % 50}: the", max_new_tokens=4 + i % 8) for i in range(rows)]
+        began = time.perf_counter()
+        continuous(ensemble, requests, ed.UniTE())
+        return (time.perf_counter() - began) / rows
+
+    seconds(64)
+    found: dict[int, list[float]] = {100: [], 400: [], 1600: []}
+    for _ in range(options.rounds):
+        for rows in found:
+            for _ in range(max(1, 400 // rows)):
+                found[rows].append(seconds(rows))
+    base = statistics.median(found[400])
+    for rows, values in found.items():
+        print(f"{rows} rows: {statistics.median(values) / base:.3f} of the cost per row at 400")
+    marks: list[int] = []
+    requests = (BatchRequest(f"Item {i % 50}: the", max_new_tokens=4 + i % 8) for i in range(2000))
+    for result in ensemble.generate_batch(requests, batch_size=BATCH, order="finished"):
+        if result.index % 250 == 249:
+            marks.append(resident())
+    print("resident MiB every 250 of 2000 rows: " + ", ".join(f"{mark / 2**20:.1f}" for mark in marks))
+
+
+def prefix(options: argparse.Namespace) -> None:
+    """Prompts with one long common beginning: the share of the time that reading it again and again takes."""
+    ensemble = load(options)
+    common = "You are a careful assistant. Answer briefly and correctly. " * 20
+    longer = [BatchRequest(f"{common}Question {i}:", max_new_tokens=16) for i in range(options.rows)]
+    bare = [BatchRequest(f"Question {i}:", max_new_tokens=16) for i in range(options.rows)]
+    times: dict[str, list[float]] = {"with": [], "without": []}
+    for _ in range(options.rounds):
+        for name, requests in (("with", longer), ("without", bare)):
+            began = time.perf_counter()
+            continuous(ensemble, requests, ed.UniTE())
+            times[name].append(time.perf_counter() - began)
+    ratio = statistics.median(a / b for a, b in zip(times["with"], times["without"], strict=True))
+    print(f"time with the prefix / without: {ratio:.2f}; sharing it could save at most {1 - 1 / ratio:.0%}")
+
+
+def random_ensemble() -> ed.Ensemble:
+    """Two models of random weights, small enough that thousands of rows take minutes; they never end a text."""
+    sizes = (2048, 3000)
+    models = [random_models.model(size, layers=2, hidden=128, seed=i) for i, size in enumerate(sizes)]
+    return ed.Ensemble.from_models(models, [random_models.tokenizer(size, i) for i, size in enumerate(sizes)])
+
+
+def load(options: argparse.Namespace) -> ed.Ensemble:
+    if options.tiny:
+        return random_ensemble()
+    return ed.Ensemble.load(["demo:smollm2", "demo:gemma3"], dtype=options.dtype)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["throughput", "linear", "prefix"])
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--longest", type=int, default=96)
+    parser.add_argument("--method", choices=["unite", "safe"], default="unite")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
+    {"throughput": throughput, "linear": linear, "prefix": prefix}[options.what](options)
+
+
+if __name__ == "__main__":
+    main()
