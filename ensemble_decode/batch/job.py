@@ -155,6 +155,7 @@ def run_local(job: Job, load: Callable[[], Ensemble], watcher: Watcher) -> Summa
 def _run(job: Job, output: Output, load: Callable[[], Ensemble], watcher: Watcher, summary: Summary) -> None:
     ensemble = load()
     results = job.start(ensemble, _requests(job, output), output.job["seed"])
+    results.on_step = output.flush_if_due
     try:
         for result in results:
             _check_strict(job, result)
@@ -163,6 +164,9 @@ def _run(job: Job, output: Output, load: Callable[[], Ensemble], watcher: Watche
         output.flush()
     except BaseException:
         output.flush_quietly()
+        watcher.note(
+            f"stopped: {output.tally['rows']} of {len(output.done)} lines have their results; the same command goes on"
+        )
         raise
     finally:
         summary.count(results.counts, [model.name for model in ensemble.vocab.models], results.limits)

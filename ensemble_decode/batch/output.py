@@ -161,6 +161,10 @@ class Output:
             return
         self.done[number - 1] = 1
         self._pending.append((number, data, kind))
+        self.flush_if_due()
+
+    def flush_if_due(self) -> None:
+        """Make results durable where they have waited long enough."""
         waited = time.monotonic() - self._last_block
         if len(self._pending) >= _BLOCK_ROWS or waited >= _SYNC_SHARE * self._cost:
             self.flush()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..errors import EnsembleError, InputError
 from .fields import BadField
 from .job import Job, Watcher
 from .output import Output
@@ -148,14 +148,14 @@ def _run(ray: Any, job: Job, output: Output, watcher: Watcher, workers: Workers,
             if total is not None:
                 watcher.progress(output.taken, len(output.done), total)
         output.flush()
-    except ray.exceptions.RayError as error:
+    except BaseException as error:
         output.flush_quietly()
-        cause = getattr(error, "cause", None)
-        if isinstance(cause, InputError):
-            raise cause from error
-        raise
-    except BaseException:
-        output.flush_quietly()
+        watcher.note(
+            f"stopped: {output.tally['rows']} of {len(output.done)} lines have their results; the same command goes on"
+        )
+        ours = _our_error(error)
+        if ours is not None and ours is not error:
+            raise ours from error
         raise
     finally:
         if total is not None:
@@ -188,6 +188,17 @@ def _tables(job: Job, output: Output, rows: int, workers: int) -> Iterator[Any]:
             numbers, raws = [], []
     if numbers:
         yield pyarrow.table({"number": numbers, "raw": pyarrow.array(raws, pyarrow.binary())})
+
+
+def _our_error(error: BaseException | None) -> EnsembleError | None:
+    """The error of this package that an actor died of, under what Ray has wrapped around it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, EnsembleError):
+            return error
+        seen.add(id(error))
+        error = getattr(error, "cause", None) or error.__cause__
+    return None
 
 
 def _added(total: Counts | None, told: dict[str, Any]) -> Counts:

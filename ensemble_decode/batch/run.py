@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, get_args
 
@@ -70,7 +70,10 @@ class Counts:
 
 
 class BatchRun(Iterator[BatchResult]):
-    """The results of ``Ensemble.generate_batch``, an iterator. ``counts`` says at any time how far it is; ``close()`` stops it."""
+    """The results of ``Ensemble.generate_batch``, an iterator. ``counts`` says at any time how far it is; ``close()`` stops it.
+
+    ``on_step``, where set, is called whenever rows have moved, also while none ends.
+    """
 
     def __init__(
         self,
@@ -118,6 +121,7 @@ class BatchRun(Iterator[BatchResult]):
         self._at_start = [(runner.stats.forwards, runner.stats.tokens) for runner in runners]
         self._began = time.perf_counter()
         self._counts = Counts(forward_seconds=[0.0] * len(runners))
+        self.on_step: Callable[[], None] | None = None
         self._given = 0
         self._items = requests
         self._requests: dict[int, BatchRequest] = {}
@@ -160,6 +164,8 @@ class BatchRun(Iterator[BatchResult]):
         rows = self._scheduler.run(self._rows())
         try:
             for row in rows:
+                if self.on_step is not None:
+                    self.on_step()
                 if row.finished:
                     completion, kind = row.completion(), row.error_kind
                     self._counts.add(completion, kind)
