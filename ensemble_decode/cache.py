@@ -174,7 +174,7 @@ class SlotCache:
     def reserve(self, slots: int, length: int) -> None:
         """Make room for ``slots`` rows of ``length`` tokens, now and in one piece.
 
-        Grows by half at least, in whole blocks, as far as the limits allow; never shrinks. Over a limit: ``CacheError``
+        Grows by half at least, in whole blocks of slots and positions, as far as the limits allow; never shrinks. Over a limit: ``CacheError``
         with the figures, and nothing has changed.
         """
         if self._torn:
@@ -192,7 +192,8 @@ class SlotCache:
             max(slots, self.slots + self.slots // 2) if slots > self.slots else self.slots,
             max(length, self.capacity + self.capacity // 2) if length > self.capacity else self.capacity,
         )
-        new = roomy if self._fits(roomy) else need
+        exact = (max(slots, self.slots), need[1])
+        new = next((size for size in (roomy, need, exact) if self._fits(size)), exact)
         if not self._fits(new):
             raise CacheLimitError(
                 f"{self.name}: {new[0]} row slots of {new[1]} tokens need {self._bytes(*new):,} bytes of KV cache, "
@@ -223,7 +224,12 @@ class SlotCache:
             self.max_length is not None and length > self.max_length
         ):
             return False
-        return self._fits(self._rounded(slots, length))
+        return self._size_for(slots, length) is not None
+
+    def _size_for(self, slots: int, length: int) -> tuple[int, int] | None:
+        """In whole blocks, or of just so many slots where these do not fit; None over the limit."""
+        rounded = self._rounded(slots, length)
+        return next((size for size in (rounded, (slots, rounded[1])) if self._fits(size)), None)
 
     def reshape(self, slots: int, length: int) -> dict[int, int]:
         """Make the cache just large enough for ``slots`` rows of ``length`` tokens, be it smaller in one respect than it is.
@@ -231,12 +237,13 @@ class SlotCache:
         Held slots past the end move to free ones: returns ``{old slot: new slot}`` of those. Raises ``CacheLimitError`` over a
         limit and ``CacheError`` where the held rows would not fit; nothing has changed then.
         """
-        if not self.could_hold(slots, length):
+        size = self._size_for(slots, length) if self.could_hold(slots, length) else None
+        if size is None:
             raise CacheLimitError(
                 f"{self.name}: {slots} row slots of {length} tokens need {self._bytes(*self._rounded(slots, length)):,} bytes of KV "
                 f"cache, memory_limit is {self.memory_limit}, max_slots {self.max_slots}, max_length {self.max_length}"
             )
-        new_slots, capacity = self._rounded(slots, length)
+        new_slots, capacity = size
         if new_slots < self.held or capacity < self.longest:
             raise CacheError(
                 f"{self.name}: {new_slots} slots of {capacity} tokens cannot hold {self.held} rows of up to {self.longest} tokens"

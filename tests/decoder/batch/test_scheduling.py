@@ -101,8 +101,8 @@ def test_rows_that_outgrow_the_limit_are_put_back_and_lose_nothing(monkeypatch):
 
 
 def test_a_row_that_does_not_fit_alone_fails_with_the_figures(pair):
-    limit = 300 * per_token(pair)
-    long, short = pair.generate_batch([BatchRequest("the cat sat " * 60, max_new_tokens=5), "a"], memory=limit)
+    limit = 500 * per_token(pair)
+    long, short = pair.generate_batch([BatchRequest("the cat sat " * 80, max_new_tokens=5), "a"], memory=limit)
     assert long.error_kind == "memory"
     assert "bytes" in long.completion.error
     assert "memory_limit" in long.completion.error
