@@ -124,7 +124,7 @@ def _kill_often(tmp_path: Path, lines: int, kills: int, seed: int) -> None:
 
 
 def test_killed_again_and_again_the_output_is_the_same(tmp_path):
-    _kill_often(tmp_path, lines=120, kills=20, seed=3)
+    _kill_often(tmp_path, lines=100, kills=20, seed=3)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import ensemble_decode as ed
 from ensemble_decode.batch import BatchRequest
 from ensemble_decode.runner import Runner
 
-COUNT = 48
+COUNT = 30
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,7 @@ def assert_equal(results, expected):
         assert same(result.completion, expected[result.index]), (result, expected[result.index])
 
 
-@pytest.mark.parametrize("prefill_tokens", [5, 2048])
-@pytest.mark.parametrize("order", ["input", "finished"])
+@pytest.mark.parametrize(("prefill_tokens", "order"), [(5, "input"), (2048, "finished")])
 def test_mixed_rows_equal_each_alone(pair, expected, prefill_tokens, order):
     run = pair.generate_batch(batches.requests(COUNT), batch_size=6, prefill_tokens=prefill_tokens, order=order)
     results = list(run)
@@ -74,7 +73,7 @@ def test_a_row_that_ends_is_replaced_at_once(pair):
 
 
 def test_under_a_tight_limit_rows_wait_and_the_peak_stays_below(pair, expected):
-    for blocks in (2, 3, 9):
+    for blocks in (2, 9):
         limit = int(blocks * 256 * 1.3 * per_token(pair))
         run = pair.generate_batch(batches.requests(COUNT), batch_size=6, memory=limit, prefill_tokens=32)
         assert_equal(list(run), expected)
@@ -123,7 +122,7 @@ def test_a_failed_allocation_shrinks_the_batch_and_costs_no_row(pair, expected, 
 
     def failing(self, slots, *arguments):
         calls[0] += 1
-        if calls[0] in (3, 40, 41, 150, 260):
+        if calls[0] in (3, 20, 21, 60, 110):
             raise error
         return extend(self, slots, *arguments)
 
