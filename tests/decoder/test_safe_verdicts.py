@@ -68,8 +68,10 @@ def test_unanimity_needs_no_half_but_every_verifier():
 def test_the_earliest_rejection_wins():
     primary = ABCD | {"a": {"b": 0.5, "c": 0.4}, "c": {"d": 0.5, "a": 0.4}}
     verifier = ABCD | {"a": {"d": 0.95, "b": 0.01}, "c": {"x": 0.95, "d": 0.01}}
-    row = run(primary, verifier, prompt="x", tokens=2, n=4)
-    assert (row.text, row.ensembled_at) == ("ad", [1])
+    # The first draft is "abcd", of which "b" and "d" fall; the second is "ab".
+    row = run(primary, verifier, prompt="x", tokens=4, n=4)
+    assert (row.text, row.ensembled_at) == ("adad", [1, 3])
+    assert (row.stats.rounds, row.stats.drafted) == (2, 4 + 2)
 
 
 def test_logits_of_the_rejected_position_are_fused():
@@ -123,7 +125,9 @@ def test_a_draft_that_a_verifier_cannot_hold_loses_its_last_tokens(monkeypatch):
     ensemble = bigram_ensemble(primary, verifier, names=("gpt2", "bytes"))
     monkeypatch.setattr(ensemble.runners[1], "context_length", 12)
     (row,) = ensemble.generate("a", method=ed.SAFE(draft_length=5, sharpen=NONE), max_new_tokens=40)
-    assert (row.text, row.finish_reason, row.error) == (" the the the", "length", None)  # 1 + 8 bytes fit, 1 + 12 fill
+    assert (row.text, row.finish_reason, row.error) == (" the the the", "length", None)
+    # The first draft is cut to the two tokens that fit with 1 + 8 positions; the third, alone, fills the context.
+    assert (row.stats.rounds, row.stats.drafted, row.stats.accepted) == (2, 3, 3)
     assert row.stats.forwarded[1] <= 12
 
 
