@@ -181,14 +181,16 @@ def page(
         typer.Option("--record", help="Measure nothing: write the page of a record that page --json wrote."),
     ] = None,
     skip: Annotated[
-        list[str] | None, typer.Option(help="Leave out: others, long, length, batch, models, vocabulary.")
+        list[str] | None, typer.Option(help="Leave out: others, long, length, batch, quality, models, vocabulary.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smallest sizes only, to see that all of it runs.")] = False,
 ) -> None:
     """Measure everything and write the page of docs/benchmarks/ (a quarter of an hour on two cores); needs the extra plot."""
     for name in skip or ():
-        if name not in ("others", "long", "length", "batch", "models", "vocabulary"):
-            raise InputError(f"bench page: --skip {name!r}: there are others, long, length, batch, models, vocabulary")
+        if name not in ("others", "long", "length", "batch", "quality", "models", "vocabulary"):
+            raise InputError(
+                f"bench page: --skip {name!r}: there are others, long, length, batch, quality, models, vocabulary"
+            )
     _plotting()
     from ensemble_decode.bench.docs_page import write_page
     from ensemble_decode.bench.record import Record

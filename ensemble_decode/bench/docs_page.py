@@ -13,6 +13,7 @@ from .quality import quality_tables
 from .record import Record
 from .stats import figure, quantile
 from .tables import Claim, Table, claim_table, latency_tables, markdown
+from .whole_run import PLANS
 
 _AGAINST = {
     ("unite", "dictionary"): "dictionary / UniTE",
@@ -28,7 +29,7 @@ def write_page(record: Record, folder: Path, html: Path | None = None) -> Path:
     path = folder / "latency.md"
     path.write_text(_page(record, plots), encoding="utf-8")
     if html is not None:
-        quality = quality_tables(record.parts["quality"])
+        quality = quality_tables(record.parts["quality"]) if "quality" in record.parts else []
         write_html(record, html, [*_claims(record), *quality, error_table(record.parts["cost"]), *standard_tables()])
     return path
 
@@ -38,9 +39,8 @@ def _claims(record: Record) -> list[Table]:
     pairs = [
         ("latency", "unite", "dictionary", "UniTE over 64 tokens", 1.5),
         ("long", "unite", "dictionary", "UniTE over 256 tokens", 2.4),
-        ("latency", "safe", "dictionary", "SAFE over 64 tokens", None),
         ("latency", "specfuse-all", "dictionary", "SpecFuse over 64 tokens", None),
-        ("others", "specfuse-all", "segments", "SpecFuse over 24 tokens", None),
+        ("others", "specfuse-all", "segments", "SpecFuse over 16 tokens", None),
     ]
     claims = []
     for suite, ours, theirs, words, least in pairs:
@@ -132,7 +132,7 @@ def _page(record: Record, plots: dict[str, Path]) -> str:
         "prompts, dtype and threads; texts have no end, so that each wrote what it was asked for. Medians with quartiles over rounds. "
         "Read the ratios: times of this machine mean nothing on another.",
         "",
-        f"Machine: {facts} Measured in {record.parts['minutes']:.0f} minutes, run {run['id'][:8]}.",
+        f"Machine: {facts} Measured in {record.parts['minutes']:.0f} minutes, run {run['id'][:8]}.{_left_out(record)}",
         "",
         "## Against the published ways",
         "",
@@ -141,26 +141,15 @@ def _page(record: Record, plots: dict[str, Path]) -> str:
         "",
         *map(markdown, _claims(record)),
         _image(plots, "latency_length", "Time per token against the length of the text"),
-        markdown(_throughput(record)),
+        *([markdown(_throughput(record))] if record.suite("batch") else []),
         _image(plots, "batch_scaling", "Tokens per second against rows in the batch"),
         "## Where the time goes",
         "",
         _image(plots, "time_split", "Milliseconds per token by forwards, fusion and host"),
         *map(markdown, [*latency_tables(record, "latency"), *latency_tables(record, "others")]),
         *[f"Not measured at batch {e['batch']}: {e['label']}: {e['reason']}.\n" for e in record.skipped],
-        "## More models, larger vocabularies",
-        "",
-        "The models beyond the given ones have random weights (8 layers of 512): their cost is real, their text is not.",
-        "",
-        _image(plots, "models_cost", "Milliseconds per token against the number of models"),
-        *([markdown(table)] if (table := _by_models(record)) else []),
-        *([markdown(table)] if (table := _by_vocabulary(record)) else []),
-        "## Quality",
-        "",
-        "Tiny models: the intervals are wide, and what holds here need not hold for large ones. The mixture is the arithmetic ensemble at the "
-        "places where every tokenizer has an edge, so that all are measured on the same bytes.",
-        "",
-        *map(markdown, quality_tables(record.parts["quality"])),
+        *_scaling(record, plots),
+        *_quality(record),
         "## The cost model",
         "",
         f"[How it counts](cost.md). This machine was measured apart from the runs above: {device['bandwidth'] / 1e9:.1f} GB/s and "
@@ -178,6 +167,40 @@ def _page(record: Record, plots: dict[str, Path]) -> str:
         *_advice(record),
     ]
     return "\n".join(part for part in parts if part is not None).rstrip() + "\n"
+
+
+def _left_out(record: Record) -> str:
+    """What the whole run measures and this one did not."""
+    had = {cell.suite for cell in record.cells} | set(record.parts)
+    missing = [suite for suite in dict.fromkeys(plan.suite for plan in PLANS) if suite not in had]
+    return f" Not measured in this run: {', '.join(missing)}." if missing else ""
+
+
+def _scaling(record: Record, plots: dict[str, Path]) -> list[str]:
+    tables = [table for table in (_by_models(record), _by_vocabulary(record)) if table is not None]
+    if not tables:
+        return []
+    return [
+        "## More models, larger vocabularies",
+        "",
+        "The models beyond the given ones have random weights (8 layers of 512): their cost is real, their text is not.",
+        "",
+        _image(plots, "models_cost", "Milliseconds per token against the number of models"),
+        *map(markdown, tables),
+    ]
+
+
+def _quality(record: Record) -> list[str]:
+    if "quality" not in record.parts:
+        return []
+    return [
+        "## Quality",
+        "",
+        "Tiny models: the intervals are wide, and what holds here need not hold for large ones. The mixture is the arithmetic ensemble at the "
+        "places where every tokenizer has an edge, so that all are measured on the same bytes.",
+        "",
+        *map(markdown, quality_tables(record.parts["quality"])),
+    ]
 
 
 def _by_models(record: Record) -> Table | None:
@@ -209,22 +232,24 @@ def _advice(record: Record) -> Sequence[str]:
         return f"{figure(cells[name].values(lambda s: s.latency_mean)).median / alone:.1f}"
 
     host = figure(cells["unite"].values(lambda s: 100 * (s.fusion + s.host + s.outside) / s.seconds)).median
-    stood = figure(cells["safe"].values(lambda s: 100 * s.accepted / max(s.drafted, 1))).median
     first = record.run["models"][0]
     return [
         f"- A token costs {over('unite')} times {first} alone with UniTE: the other models' own steps. What the package adds (fusion and "
         f"host work) is {host:.1f} % of the time.",
-        *_about_gac(record),
-        f"- SAFE has the others read drafts instead of single tokens: {over('safe')} times with drafts of 5, {stood:.0f} % of which stood here. "
-        "It gains most where reading five tokens at once costs little more than one (GPUs, large models) and where models agree.",
+        *_about_others(record),
         f"- SpecFuse drafts with every model: {over('specfuse-all')} times while all models stay, less once weak ones leave.",
         "- Many prompts: use a batch. Reading the weights once for all rows is worth more than any choice of method.",
     ]
 
 
-def _about_gac(record: Record) -> list[str]:
+def _about_others(record: Record) -> list[str]:
     cells = {cell.subject: cell for cell in record.suite("others")}
-    if "gac" not in cells:
+    if not cells:
         return []
-    gac, alone = (figure(cells[name].values(lambda s: s.latency_mean)).median for name in ("gac", "single-0"))
-    return [f"- GaC asks the others only where the first is unsure: {gac / alone:.1f} times."]
+    gac, safe, alone = (figure(cells[n].values(lambda s: s.latency_mean)).median for n in ("gac", "safe", "single-0"))
+    stood = figure(cells["safe"].values(lambda s: 100 * s.accepted / max(s.drafted, 1))).median
+    return [
+        f"- GaC asks the others only where the first is unsure: {gac / alone:.1f} times.",
+        f"- SAFE has the others read drafts instead of single tokens: {safe / alone:.1f} times with drafts of 5, {stood:.0f} % of which stood "
+        "here. It gains most where reading five tokens at once costs little more than one (GPUs, large models) and models agree.",
+    ]

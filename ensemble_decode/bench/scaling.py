@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..ensemble import Ensemble
-from ..methods import SAFE, Single, SpecFuse, UniTE
+from ..methods import Single, SpecFuse, UniTE
 from ..models import LoadedModel
 from . import random_models
 from .calibrate import shapes_of
@@ -62,13 +62,12 @@ def measure_models(
         tokenizers.append(other.tokenizer)
         names.append(f"random-{number}")
     shapes: dict[str, ModelShape] = {}
-    for count in sorted({*range(len(loaded), min(most, 4) + 1), most}):
+    for count in sorted({len(loaded), min(len(loaded) + 1, most), min(len(loaded) + 2, most), most}):
         say(f"models: {count}")
-        ensemble = endless(models[:count], tokenizers[:count], names[:count])
+        ensemble = endless(models[:count], tokenizers[:count], names[:count], cache_dir="default")
         methods: dict[str, tuple[str, Any]] = {
             "single-0": (f"{names[0]} alone", Single(0)),
             "unite": ("UniTE", UniTE()),
-            "safe": ("SAFE, drafts of 5", SAFE()),
             "specfuse-all": ("SpecFuse, no model leaves", SpecFuse(exit_threshold=0.0)),
         }
         subjects = [MethodSubject(name, label, ensemble, method) for name, (label, method) in methods.items()]

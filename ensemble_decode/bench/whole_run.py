@@ -19,7 +19,7 @@ LENGTHS = (32, 128, 512, 1024, 2048)
 
 
 class Plan(NamedTuple):
-    """One suite of the page: which configurations, at which sizes."""
+    """One suite of the page: which configurations, at which sizes (``quality``, ``models``, ``vocabulary`` choose their own)."""
 
     suite: str
     names: tuple[str, ...]
@@ -31,27 +31,41 @@ class Plan(NamedTuple):
 
 
 _STEPS, _SEGMENTS = ("single", "unite", "dictionary"), ("specfuse-all", "segments")
-# In the order of measuring, what costs most last. At 12 tokens a segment method takes two rounds, the second of which counts.
-PLANS = (
-    Plan("latency", ("single", "unite", "safe", "specfuse-all", "dictionary"), 2, 64),
-    Plan("others", ("single", "unite", "gac", "specfuse-all", "generate", "assisted", "segments"), 1, 24),
-    Plan("batch", ("single", "unite"), 1, 8, (1, 8, 32, 64), warm_up=1),
-    *(
+
+
+def _lengths(lengths: Sequence[int]) -> list[Plan]:
+    """Steps behind texts of each length. At 12 tokens a segment method takes two rounds, the second of which counts."""
+    return [
         plan
-        for length in LENGTHS
+        for length in lengths
         for plan in (
-            Plan("length", _STEPS, 1, 8 if length <= 512 else 3, prompt=length, warm_up=0),
+            Plan("length", _STEPS, 1, 6 if length <= 512 else 3, prompt=length, warm_up=0),
             Plan("length", _SEGMENTS if length <= 512 else _SEGMENTS[:1], 1, 12, prompt=length, warm_up=0),
         )
-    ),
+    ]
+
+
+# In the order of measuring.
+PLANS = (
+    Plan("latency", ("single", "unite", "specfuse-all", "dictionary"), 2, 64),
+    *_lengths(LENGTHS[:3]),
+    Plan("batch", ("single", "unite"), 1, 6, (1, 8, 32, 64), warm_up=1),
+    *_lengths(LENGTHS[3:4]),
+    Plan("quality", (), 1, 8),
+    Plan("others", ("single", "unite", "gac", "safe", "specfuse-all", "generate", "assisted", "segments"), 1, 16),
+    Plan("models", (), 1, 12),
+    *_lengths(LENGTHS[4:]),
     Plan("long", ("unite", "dictionary"), 1, 256, warm_up=0),
+    Plan("vocabulary", (), 2, 8),
 )
 QUICK = (
     Plan("latency", ("single", "unite", "gac", "safe", "specfuse-all", "dictionary"), 1, 4),
-    Plan("others", ("single", "gac", "specfuse-all", "generate", "assisted", "segments"), 1, 4),
+    Plan("others", ("single", "gac", "safe", "specfuse-all", "generate", "assisted", "segments"), 1, 4),
     Plan("long", ("unite", "dictionary"), 1, 8),
     *(Plan("length", ("unite", "specfuse-all", "dictionary", "segments"), 1, 4, prompt=length) for length in LENGTHS[:2]),
     Plan("batch", ("single", "unite", "safe"), 1, 4, (1, 2)),
+    Plan("quality", (), 1, 8),
+    Plan("models", (), 1, 4),
 )  # fmt: skip
 
 
@@ -79,19 +93,24 @@ def measure_all(
         if save is not None:
             record.write(save)
 
-    say("quality")
-    paragraphs, questions = (held_out()[:2], 2) if quick else (held_out(), 24)
-    record.parts["quality"] = evaluate(bench.ensemble, paragraphs, questions=questions)
-    if bench.loaded and "models" not in skip:
-        most, tokens = (len(bench.names) + 1, 4) if quick else (6, 12)
-        shapes |= measure_models(record, bench, bench.loaded, most=most, tokens=tokens, rounds=1, say=say)
-    if not quick and "vocabulary" not in skip:
-        shapes |= measure_vocabularies(record, bench, tokens=8, rounds=2, say=say)
     for plan in QUICK if quick else PLANS:
-        if plan.suite not in skip:
+        if plan.suite in skip:
+            continue
+        if plan.suite == "quality":
+            say("quality")
+            paragraphs, questions = (held_out()[:2], 2) if quick else (held_out(), 16)
+            record.parts["quality"] = evaluate(bench.ensemble, paragraphs, questions=questions)
+        elif plan.suite == "models" and bench.loaded:
+            most = len(bench.names) + 1 if quick else 6
+            shapes |= measure_models(
+                record, bench, bench.loaded, most=most, tokens=plan.tokens, rounds=plan.rounds, say=say
+            )
+        elif plan.suite == "vocabulary":
+            shapes |= measure_vocabularies(record, bench, tokens=plan.tokens, rounds=plan.rounds, say=say)
+        elif plan.names:
             measure_into(
                 record, bench, plan.names, suite=plan.suite, batches=plan.batches, prompt_tokens=[plan.prompt],
                 tokens=[plan.tokens], rounds=plan.rounds, warm_up=plan.warm_up, say=say,
             )  # fmt: skip
-            keep()
+        keep()
     return record
