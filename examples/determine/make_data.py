@@ -41,10 +41,10 @@ RUNS = [
 
 
 def arithmetic(rng: random.Random) -> dict:
-    a, b = rng.randint(2, 60), rng.randint(2, 30)
-    sign, answer = rng.choice([("+", a + b), ("-", a - b), ("*", a * b)])
+    a, b = rng.randint(1, 12), rng.randint(1, 9)
+    sign, answer = rng.choice([("+", a + b), ("+", a + b), ("-", a - b)])
     return {
-        "prompt": f"Question: What is 4 + 9?\nAnswer: 13\n\nQuestion: What is 6 * 3?\nAnswer: 18\n\nQuestion: What is {a} {sign} {b}?\nAnswer:",
+        "prompt": f"Question: What is 4 + 9?\nAnswer: 13\n\nQuestion: What is 8 - 3?\nAnswer: 5\n\nQuestion: What is {a} {sign} {b}?\nAnswer:",
         "answer": answer,
         "grader": "numeric:first",
     }
@@ -54,11 +54,7 @@ def completion(rng: random.Random) -> dict:
     run = rng.choice(RUNS)
     start = rng.randrange(len(run) - 3)
     shown, answer = run[start : start + 3], run[start + 3]
-    return {
-        "prompt": f"Go on: a, b, c, d\nNext: e\n\nGo on: 2, 4, 6\nNext: 8\n\nGo on: {', '.join(shown)}\nNext:",
-        "answer": rf"^\s*{answer}\b",
-        "grader": "regex",
-    }
+    return {"prompt": f"{', '.join(shown)},", "answer": rf"^\s*{answer}\b", "grader": "regex"}
 
 
 def choice(rng: random.Random) -> dict:
