@@ -162,6 +162,9 @@ def _run(job: Job, output: Output, load: Callable[[], Ensemble], watcher: Watche
             output.add(result.request.tag.number, job.encode(result), result.error_kind)
             watcher.progress(output.taken, len(output.done), results.counts)
         output.flush()
+        watcher.progress(
+            output.taken, len(output.done), results.counts
+        )  # lines that never became rows may have come last
     except BaseException:
         output.flush_quietly()
         watcher.note(

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 GPU_SHARE, HOST_SHARE = 0.8, 0.5  # of what is free, where nothing is said
 _UNITS = {"": 1, "B": 1} | {
-    f"{letter}{i}B": (1024 if i else 1000) ** power for power, letter in enumerate("KMGT", 1) for i in ("", "i")
+    f"{letter}{i}{b}": (1024 if i else 1000) ** power
+    for power, letter in enumerate("KMGT", 1)
+    for i in ("", "i")
+    for b in ("", "B")
 }
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?|%)\s*", re.IGNORECASE)
 

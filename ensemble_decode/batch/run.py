@@ -220,7 +220,7 @@ class BatchRun(Iterator[BatchResult]):
                 check_seed(seed)
             used = list(method.models(len(self._ensemble.runners)))
         except EnsembleError as error:
-            wrong = str(error)
+            wrong, method = str(error), self._method
         row = self._ensemble.make_row(asked.prompt, request, method, used, self._chat, self._system)
         if wrong is not None:
             row.fail(wrong, "field")

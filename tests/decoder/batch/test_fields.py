@@ -116,7 +116,7 @@ def test_jsonl_gz_and_parquet_hold_the_same_lines(tmp_path):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "c.parquet")
+    parquet.write_table(pa.Table.from_pylist([{"tags": None} | row for row in rows]), tmp_path / "c.parquet")
     assert list(read_lines(tmp_path / "c.parquet")) == expected
     assert identify(tmp_path / "c.parquet")["lines"] == 2
     parquet.write_table(pa.Table.from_pylist([{"prompt": "a", "blob": b"\x00"}]), tmp_path / "d.parquet")
