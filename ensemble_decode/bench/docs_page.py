@@ -238,7 +238,7 @@ def _advice(record: Record) -> Sequence[str]:
         f"host work) is {host:.1f} % of the time.",
         *_about_others(record),
         f"- SpecFuse drafts with every model: {over('specfuse-all')} times while all models stay, less once weak ones leave.",
-        "- Many prompts: use a batch. Reading the weights once for all rows is worth more than any choice of method.",
+        *_about_batches(record),
     ]
 
 
@@ -252,4 +252,15 @@ def _about_others(record: Record) -> list[str]:
         f"- GaC asks the others only where the first is unsure: {gac / alone:.1f} times.",
         f"- SAFE has the others read drafts instead of single tokens: {safe / alone:.1f} times with drafts of 5, {stood:.0f} % of which stood "
         "here. It gains most where reading five tokens at once costs little more than one (GPUs, large models) and models agree.",
+    ]
+
+
+def _about_batches(record: Record) -> list[str]:
+    cells = [cell for cell in record.suite("batch") if cell.subject == "unite"]
+    if len(cells) < 2:
+        return []
+    one, most = (figure(cell.values(lambda s: s.tokens / s.seconds)).median for cell in (cells[0], cells[-1]))
+    return [
+        f"- Many prompts: use a batch. UniTE made {most / one:.0f} times the tokens/s at batch {cells[-1].batch}: the weights are read once for "
+        "all rows."
     ]
