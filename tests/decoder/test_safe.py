@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from support import tiny_models, tokenizers
 from support.ensembles import MIXED, byte_ensemble, same, tiny
 
 import ensemble_decode as ed
@@ -279,6 +280,29 @@ def test_samples_of_whole_vocabularies_follow_e():
     assert chi_square_p(counts, expected) > 1e-3
     far = torch.bincount(torch.tensor([row.token_ids[0] for row in rows]), minlength=len(expected)).double()
     assert chi_square_p(far, p[0] * SAMPLES) < 1e-3, "E and P_0 are too alike for this test to tell them apart"
+
+
+def test_case_26_draft_and_verify_is_greedy_decoding():
+    """Models that agree write their greedy text; in bfloat16 each token is the argmax of one pass over all of it, or two roundings off."""
+    method = ed.SAFE(draft_length=4, sharpen=NONE)
+    exact = byte_ensemble(2, twins=True)
+    for one, other in zip(
+        exact.generate(MIXED, method=ed.Single(), max_new_tokens=20),
+        exact.generate(MIXED, method=method, max_new_tokens=20),
+        strict=True,
+    ):
+        assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
+    half = [tiny_models.tiny_model("llama", "bytes", seed=0).to(torch.bfloat16) for _ in range(2)]
+    rough = ed.Ensemble.from_models(half, [tokenizers.build("bytes")] * 2)
+    allowed = torch.from_numpy(rough.vocab.models[0].allowed)
+    for prompt, row in zip(MIXED, rough.generate(MIXED, method=method, max_new_tokens=20), strict=True):
+        start = rough._prompt_ids(0, prompt, "template", "error")
+        with torch.no_grad():
+            logits = half[0](torch.tensor([start + row.token_ids])).logits[0, len(start) - 1 : -1].float()
+        logits[:, ~allowed] = -torch.inf
+        best = logits.max(-1).values
+        gap = best - logits.gather(1, torch.tensor(row.token_ids).unsqueeze(1)).squeeze(1)
+        assert bool((gap <= 2 * 2**-8 * best.abs().clamp_min(1)).all()), prompt
 
 
 def test_case_28_equal_models_have_an_empty_residual():
