@@ -16,6 +16,7 @@ from ensemble_decode.cli_demo import demo
 from ensemble_decode.cli_determine import determine
 from ensemble_decode.cli_generate import generate
 from ensemble_decode.cli_info import info
+from ensemble_decode.cli_lm_eval import lm_eval
 from ensemble_decode.cli_models import models_app
 from ensemble_decode.cli_plan import plan
 from ensemble_decode.errors import EnsembleError, InputError
@@ -33,6 +34,9 @@ app.command()(batch)
 app.command()(plan)
 app.command()(demo)
 app.command()(determine)
+app.command(
+    "lm-eval", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
+)(lm_eval)
 app.add_typer(models_app, name="models")
 app.command()(info)
 app.add_typer(bench_app, name="bench")

@@ -1,0 +1,20 @@
+"""The bridge to lm-evaluation-harness: importing this registers its model ``ensemble_decode``.
+
+    import ensemble_decode.harness
+    lm_eval.simple_evaluate(model="ensemble_decode", model_args="models=A;B,method=safe", tasks=["..."])
+
+On a command line ``ensemble-decode lm-eval`` is the harness's own ``lm_eval`` with the model registered.
+"""
+
+from ..errors import InputError
+
+try:
+    import lm_eval  # noqa: F401
+except ImportError as error:
+    raise InputError(
+        "the bridge to lm-evaluation-harness needs lm_eval: pip install 'ensemble-decode[lm-eval]'"
+    ) from error
+
+from .lm import EnsembleLM
+
+__all__ = ["EnsembleLM"]

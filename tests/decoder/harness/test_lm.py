@@ -1,0 +1,354 @@
+"""lm-evaluation-harness: its own `hf` model beside `Single`, ensembles beside the chain written out, its command line."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import tiny_models
+
+import ensemble_decode as ed
+
+pytest.importorskip("lm_eval")
+
+from lm_eval.api.instance import Instance
+
+from ensemble_decode import cli
+from ensemble_decode.errors import InputError
+from ensemble_decode.harness import EnsembleLM
+
+PAIRS = [
+    ("The quick brown fox", " jumps over the lazy dog"),
+    ("The printing press was", " invented"),
+    ("The printing press was ", "invented in Mainz."),  # the harness moves the space
+    ("", "Printing is an art"),
+    ("Größe und", " Länge"),
+    ("def f(x):\n", "    return x"),
+    ("a " * 60, "b"),
+]
+SPANNING = [("The printing pr", "ess"), ("inter", "nation"), ("Gr", "öße"), ("12", "34")]
+SPECIAL = "<|end_of_text|> and <eos> and </s> are tokens of some."
+TEXTS = ["The quick brown fox jumps over the lazy dog.", "Größe, 你好 and 😀.", "a b c " * 60]
+
+
+def instances(kind, many):
+    return [Instance(kind, {}, arguments, i) for i, arguments in enumerate(many)]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    home = tmp_path_factory.mktemp("models")
+    for name, seed in (("llama3", 1), ("gpt2", 2), ("gemma", 3), ("llama2", 4)):
+        tiny_models.save_tiny(home / name, tiny_models.USUAL[name], name, seed=seed, max_position_embeddings=128)
+    return home
+
+
+@pytest.fixture(scope="module")
+def together(folders):
+    return ed.Ensemble.load([str(folders / n) for n in ("llama3", "gpt2", "gemma")], dtype="float32", cache_dir=None)
+
+
+@pytest.mark.parametrize("name", ["llama3", "gpt2", "gemma", "llama2"])
+def test_single_gives_the_numbers_of_the_harness_own_model(folders, name):
+    from lm_eval.models.huggingface import HFLM
+
+    hf = HFLM(pretrained=str(folders / name), dtype="float32", device="cpu", batch_size=1, max_length=128)
+    kinds = {
+        "loglikelihood": [p for p in [*PAIRS, *SPANNING] if not p[0] or hf._encode_pair(*p)[1]],
+        "loglikelihood_rolling": [(text,) for text in TEXTS],
+    }
+    assert len(kinds["loglikelihood"]) >= len(PAIRS)
+    for kind, many in kinds.items():
+        expected = getattr(hf, kind)(instances(kind, many), disable_tqdm=True)
+        for batch in (1, 4):
+            own = EnsembleLM(str(folders / name), "single", dtype="float32", batch_size=batch)
+            got = getattr(own, kind)(instances(kind, many), disable_tqdm=True)
+            np.testing.assert_allclose(np.array(got, float), np.array(expected, float), rtol=0, atol=1e-4)
+
+
+def chain(ensemble, method, lm, context, continuation):
+    """The chain of E, with no cache: every model reads its whole text again at each of the primary's tokens."""
+    before, after = lm._encode_pair(context, continuation)
+    scored = lm._scored((context, continuation), before, after)
+    vocab, total = ensemble.vocab, 0.0
+    for j, token in enumerate(scored.targets):
+        data = scored.lead + vocab.models[0].decode(scored.targets[:j])
+        logits = []
+        for m, runner in enumerate(ensemble.runners):
+            ids = scored.contexts[m] + (scored.targets[:j] if m == 0 else vocab.models[m].encode(data))
+            slot = runner.acquire()
+            values = runner.extend([slot], [ids], "last").values[0].double().numpy()
+            runner.release(slot)
+            logits.append(np.where(vocab.models[m].allowed, values, -np.inf))
+        probs = [np.exp(x - x.max()) / np.exp(x - x.max()).sum() for x in logits]
+        asked = int(vocab.to_cid[0][token])
+        if isinstance(method, ed.GaC):
+            e = {
+                asked: sum(
+                    w * p[vocab.exact_id[m][asked]] * (vocab.exact_id[m][asked] >= 0)
+                    for m, (w, p) in enumerate(zip(ensemble.weights, probs, strict=True))
+                )
+            }
+            opened = probs[0].max() < method.threshold
+        else:
+            tops = [np.argsort(-x, kind="stable")[: method.top_k] for x in logits]
+            union = sorted({int(vocab.to_cid[m][i]) for m, top in enumerate(tops) for i in top})
+            joined = sorted({*union, asked})
+            e, opened = dict.fromkeys(joined, 0.0), True
+            for m, w in enumerate(ensemble.weights):
+                scores = {
+                    c: np.log(np.exp(logits[m][list(vocab.models[m].eos_ids)]).sum())
+                    if c == vocab.size - 1
+                    else logits[m][vocab.piece_id[m][c]]
+                    for c in joined
+                }
+                norm = sum(math.exp(s) for s in scores.values())
+                for c in joined:
+                    e[c] += w * math.exp(scores[c]) / norm
+        total += math.log(e[asked] if opened else probs[0][token])
+    return total
+
+
+@pytest.mark.parametrize("method", [ed.UniTE(top_k=5), ed.GaC(threshold=1.0), ed.GaC(threshold=0.5)], ids=str)
+def test_an_ensembles_chain_is_that_written_out(together, method):
+    lm = EnsembleLM(ensemble=together, method="unite", batch_size=4)
+    lm.method = method
+    pairs = [p for p in [*PAIRS[:6], *SPANNING] if p[0]]
+    got = lm.loglikelihood(instances("loglikelihood", pairs), disable_tqdm=True)
+    for pair, (value, _) in zip(pairs, got, strict=True):
+        assert value == pytest.approx(chain(together, method, lm, *pair), abs=2e-4), pair
+
+
+def test_safe_takes_the_chain_of_its_base_whatever_the_batch(together):
+    requests = instances("loglikelihood", [*PAIRS, *SPANNING, ("The", SPECIAL)])
+    wanted = EnsembleLM(ensemble=together, method="unite", top_k=7).loglikelihood(requests, disable_tqdm=True)
+    for batch in (1, 4):
+        lm = EnsembleLM(ensemble=together, method="safe", top_k=7, batch_size=batch)
+        got = lm.loglikelihood(requests, disable_tqdm=True)
+        assert [g for _, g in got] == [g for _, g in wanted]
+        np.testing.assert_allclose([v for v, _ in got], [v for v, _ in wanted], atol=1e-4)
+
+
+@pytest.mark.parametrize("order", [("llama3", "gpt2"), ("gpt2", "gemma"), ("gemma", "llama2"), ("llama2", "llama3")])
+@pytest.mark.parametrize("join", ["harness", "bytes"])
+def test_finite_where_a_token_spans_the_join(folders, order, join):
+    lm = EnsembleLM(models=[str(folders / n) for n in order], method="unite", dtype="float32", join=join)
+    spanning = [pair for pair in SPANNING if lm.tok_encode("".join(pair))[: len(b := lm.tok_encode(pair[0]))] != b]
+    got = lm.loglikelihood(instances("loglikelihood", [*SPANNING, *PAIRS]), disable_tqdm=True)
+    assert all(math.isfinite(value) and value < 0 for value, _ in got)
+    for before, after in spanning if join == "bytes" else ():
+        context, targets = lm._encode_pair(before, after)
+        assert (context, lm._vocab.decode(targets)) == (lm.tok_encode(before), after.encode())
+
+
+def test_the_join_is_spanned_somewhere(folders):
+    """Else the test above would show nothing."""
+    lm = EnsembleLM(models=str(folders / "llama3"), method="single")
+    assert any(lm.tok_encode("".join(p))[: len(b := lm.tok_encode(p[0]))] != b for p in SPANNING)
+
+
+def test_twins_and_weights_give_the_single_models_numbers(folders):
+    """Over whole vocabularies E of a model with itself is that model, over the tokens that a model may write."""
+    one = str(folders / "llama3")
+    single = ed.Ensemble.load([one], dtype="float32", cache_dir=None)
+    requests = instances("loglikelihood", PAIRS)
+    alone = EnsembleLM(ensemble=single, method="gac", threshold=1.0).loglikelihood(requests, disable_tqdm=True)
+    twins = EnsembleLM(models=f"{one};{one}", method="gac", threshold=1.0, dtype="float32")
+    weighted = EnsembleLM(
+        models=[one, str(folders / "gpt2")], method="gac", threshold=1.0, weights="1;0", dtype="float32"
+    )
+    for lm in (twins, weighted):
+        got = lm.loglikelihood(requests, disable_tqdm=True)
+        np.testing.assert_allclose([v for v, _ in got], [v for v, _ in alone], atol=1e-4)
+
+
+def test_greedy_says_whether_decoding_writes_it(together):
+    lm = EnsembleLM(ensemble=together, method="unite", batch_size=3)
+    prompts = ["The printing press", "def f(x):", "Größe"]
+    written = together.generate(prompts, method=ed.UniTE(), max_new_tokens=4)
+    asked = [(p, done.text) for p, done in zip(prompts, written, strict=True)]
+    before = [
+        lm._scored(pair, lm.tok_encode(pair[0]), done.token_ids) for pair, done in zip(asked, written, strict=True)
+    ]
+    from ensemble_decode.harness.likelihood import score
+
+    assert [same for _, same in score(together, lm.method, before)] == [True] * 3
+    other = [type(one)(one.contexts, [*one.targets[:-1], (one.targets[-1] + 1) % 50 + 10], one.lead) for one in before]
+    assert not any(same for _, same in score(together, lm.method, other))
+
+
+def test_rolling_windows_of_an_ensemble_are_finite_and_independent_of_the_batch(folders):
+    totals = []
+    for batch in (1, 4):
+        lm = EnsembleLM([str(folders / "llama3"), str(folders / "gemma")], "unite", dtype="float32", batch_size=batch)
+        totals.append(
+            lm.loglikelihood_rolling(
+                instances("loglikelihood_rolling", [(t,) for t in [*TEXTS, SPECIAL]]), disable_tqdm=True
+            )
+        )
+    assert all(math.isfinite(value) and value < 0 for value in totals[0])
+    np.testing.assert_allclose(totals[0], totals[1], atol=1e-3)
+    assert len(lm.tok_encode(TEXTS[2])) > lm.max_length  # several windows
+
+
+def test_stops_and_lengths_are_each_requests_own(together):
+    kwargs = [
+        {"until": ["e"], "max_gen_toks": 24},
+        {"until": " ", "max_gen_toks": 24},
+        {"until": [], "max_gen_toks": 3, "do_sample": False, "temperature": 0.0},
+        {"until": ["\n\n"], "max_gen_toks": 16},
+    ]
+    prompts = ["The printing press", "def f(x):", "Größe", "The cat"]
+    asked = instances("generate_until", list(zip(prompts, kwargs, strict=True)))
+    for batch in (1, 4):
+        got = EnsembleLM(ensemble=together, method="safe", batch_size=batch).generate_until(asked, disable_tqdm=True)
+        for prompt, how, text in zip(prompts, kwargs, got, strict=True):
+            done = together.generate(prompt, method=ed.SAFE(), max_new_tokens=how["max_gen_toks"], stop=how["until"])[0]
+            assert text == done.text
+    assert "e" not in got[0]
+    assert " " not in got[1]
+
+
+def test_sampling_settings_reach_the_decoder(together):
+    lm = EnsembleLM(ensemble=together, method="unite")
+    asked = lm._request(3, "x", {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "until": "a", "max_gen_toks": 5})
+    assert asked.sampling == ed.Sampling(temperature=0.7, top_p=0.9)
+    assert (asked.stop, asked.max_new_tokens, asked.row_id) == (["a"], 5, 3)
+    assert lm._request(0, "x", {"do_sample": True}).sampling.temperature == 1.0
+    assert lm._request(0, "x", {"do_sample": False, "temperature": 0.7}).sampling.greedy
+
+
+def test_what_cannot_be_is_refused_by_name(folders, together):
+    one = str(folders / "gpt2")
+    for arguments, word in (
+        ({"models": one, "drafts": 3}, "drafts"),
+        ({"models": one, "join": "tokens"}, "join"),
+        ({}, "models"),
+        ({"models": one, "method": "unite", "threshold": 0.5}, "threshold"),
+        ({"models": one, "batch_size": "many"}, "batch_size"),
+    ):
+        with pytest.raises(InputError, match=word):
+            EnsembleLM(**arguments)
+    lm = EnsembleLM(ensemble=together, method="specfuse")
+    with pytest.raises(InputError, match="SpecFuse"):
+        lm.loglikelihood(instances("loglikelihood", PAIRS[:1]), disable_tqdm=True)
+    with pytest.raises(InputError, match="geometric"):
+        EnsembleLM(ensemble=together, method="unite", aggregate="geometric", oov="exclude").loglikelihood(
+            instances("loglikelihood", PAIRS[:1]), disable_tqdm=True
+        )
+    with pytest.raises(InputError, match="beams"):
+        lm.generate_until(instances("generate_until", [("x", {"beams": 2})]), disable_tqdm=True)
+    with pytest.raises(InputError, match="template"):
+        lm.apply_chat_template([{"role": "user", "content": "x"}])
+
+
+# -- the harness's own command line --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    """The YAML tasks of this folder on data made here."""
+    lines = [
+        {"question": "The quick brown", "options": ["fox", "press", "dog"], "answer": 0},
+        {"question": "The printing", "options": ["cat", "press"], "answer": 1},
+        {"question": "Größe und", "options": ["Länge", "Breite"], "answer": 0},
+    ]
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
+    home = tmp_path / "tasks"
+    home.mkdir()
+    for file in (Path(__file__).parent / "tasks").glob("*.yaml"):
+        (home / file.name).write_text(file.read_text().replace("DATA", str(data)))
+    return home
+
+
+@pytest.fixture
+def lm_eval(monkeypatch, tmp_path, tasks):
+    """Run `ensemble-decode lm-eval` in this process; results and samples by task."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+
+    def run(*arguments):
+        out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
+        command = [
+            "lm-eval",
+            "run",
+            *arguments,
+            "--include_path",
+            str(tasks),
+            "--output_path",
+            str(out),
+            "--log_samples",
+        ]
+        monkeypatch.setattr(sys, "argv", ["ensemble-decode", *command])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        assert not stopped.value.code
+        results = json.loads(next(out.rglob("results_*.json")).read_text())["results"]
+        samples = {file.name.split("_20")[0].removeprefix("samples_"): file for file in out.rglob("samples_*.jsonl")}
+        return results, samples
+
+    return run
+
+
+def test_its_command_line_runs_local_tasks_and_determine_reads_what_it_leaves(lm_eval, folders, tmp_path):
+    pick = ("--tasks", "local_pick,local_write,local_read", "--device", "cpu")
+    args = f"pretrained={folders / 'gpt2'},dtype=float32"
+    hf, hf_samples = lm_eval("--model", "hf", "--model_args", args, *pick, "--batch_size", "1")
+    for batch in ("1", "4"):
+        own, samples = lm_eval(
+            "--model", "ensemble_decode", "--model_args", f"models={folders / 'gpt2'},method=single,dtype=float32", *pick,
+            "--batch_size", batch,
+        )  # fmt: skip
+        assert own["local_pick"]["acc,none"] == hf["local_pick"]["acc,none"]
+        assert own["local_read"]["byte_perplexity,none"] == pytest.approx(
+            hf["local_read"]["byte_perplexity,none"], abs=1e-4
+        )
+        assert [likelihoods(line) for line in lines(samples["local_pick"])] == [
+            pytest.approx(likelihoods(line), abs=1e-4) for line in lines(hf_samples["local_pick"])
+        ]
+    both, samples_both = lm_eval(
+        "--model", "ensemble_decode", "--model_args",
+        f"models={folders / 'gpt2'};{folders / 'llama3'},method=safe,draft_length=3,dtype=float32", *pick, "--batch_size", "4",
+    )  # fmt: skip
+    assert 0 <= both["local_pick"]["acc,none"] <= 1
+    assert all("e" not in line["resps"][0][0] for line in lines(samples_both["local_write"]))
+    report = ed.determine(
+        ["single", "both"],
+        harness={"single": samples["local_pick"], "both": samples_both["local_pick"]},
+        texts_only=True,
+        folder=tmp_path / "determine",
+    )
+    assert [m.score.value for m in report.models] == pytest.approx(
+        [own["local_pick"]["acc,none"], both["local_pick"]["acc,none"]]
+    )
+    written = ed.determine(["a"], harness={"a": samples_both["local_write"]}, texts_only=True, folder=tmp_path / "d2")
+    assert [one.text for one in written.responses[0]] == [
+        line["resps"][0][0] for line in lines(samples_both["local_write"])
+    ]
+
+
+def lines(file):
+    return sorted((json.loads(line) for line in file.read_text().splitlines()), key=lambda line: line["doc_id"])
+
+
+def likelihoods(line):
+    return [float(resp[0][0]) for resp in line["resps"]]
+
+
+def test_simple_evaluate_finds_the_model(folders, tasks, monkeypatch, tmp_path):
+    import lm_eval as harness
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    done = harness.simple_evaluate(
+        model="ensemble_decode",
+        model_args={"models": [str(folders / "gpt2"), str(folders / "gemma")], "method": "unite", "dtype": "float32"},
+        tasks=["local_pick"],
+        task_manager=TaskManager(include_path=str(tasks)),
+        batch_size=2,
+        bootstrap_iters=0,
+    )
+    assert 0 <= done["results"]["local_pick"]["acc,none"] <= 1
