@@ -37,7 +37,7 @@ def content(cache: SlotCache, slot: int) -> list[float]:
 
 
 def test_held_rows_keep_their_content_and_move_below_the_new_end():
-    cache = made()
+    cache = made(slot_block=1)
     slots = [cache.acquire() for _ in range(6)]
     for slot in slots:
         write(cache, slot, 3 + slot)
