@@ -91,7 +91,7 @@ def test_rows_that_outgrow_the_limit_are_put_back_and_lose_nothing(monkeypatch):
     expected = [batches.alone(ensemble, request) for request in requests]
     for runner in ensemble.runners:
         runner.cache.reset()
-    limit = 5 * 120 * per_token(ensemble)
+    limit = 5 * 80 * per_token(ensemble)
     run = ensemble.generate_batch(requests, memory=limit, batch_size=6)
     assert_equal(list(run), expected)
     assert run.counts.put_back > 0
@@ -145,7 +145,8 @@ def test_a_batch_above_what_memory_holds_finds_its_size(pair, expected, monkeypa
     monkeypatch.setattr(Runner, "extend", failing)
     run = pair.generate_batch(batches.requests(COUNT), batch_size=16)
     assert_equal(list(run), expected)
-    assert run._scheduler.limit == 2
+    assert 2 <= run._scheduler.limit <= 4  # rows of one method share a forward: two methods may have two rows each
+    assert run.counts.failed_allocations >= 2
 
 
 def test_a_row_whose_own_allocation_never_succeeds_fails_alone(pair, monkeypatch):
