@@ -4,9 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# torch first and alone: it decides which build of itself every other package is resolved against.
+INSTALL = $(PYTHON) -m venv --clear $(VENV) && $(BIN)/pip install -q -c constraints.txt torch \
+	&& $(BIN)/pip install -q -c constraints.txt -e
+# The demo and the models need less than tests and plots; what is there already with everything serves both.
+READY := $(VENV)/$(if $(or $(filter-out demo models,$(MAKECMDGOALS)),$(wildcard $(VENV)/.dev)),.dev,.demo)
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/* buildtools/*)
+
 .PHONY: demo test slow lint models oracle bench clean
 
-demo: $(VENV)/.installed
+demo: $(READY)
 	$(BIN)/ensemble-decode demo
 
 test: lint models
@@ -16,20 +23,21 @@ test: lint models
 slow: models
 	$(BIN)/pytest -q -m slow
 
-lint: $(VENV)/.installed
+lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	PATH="$(CURDIR)/$(BIN):$$PATH" buildtools/typecheck
 
 # Fetched and converted once, so that no test waits for it.
-models: $(VENV)/.installed
+models: $(READY)
 	$(BIN)/ensemble-decode models fetch
 
-# torch first and alone: it decides which build of itself every other package is resolved against.
-$(VENV)/.installed: pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/* buildtools/*)
-	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/pip install -q -c constraints.txt torch
-	$(BIN)/pip install -q -c constraints.txt -e '.[demo,dev]'
+$(VENV)/.demo: $(SOURCES)
+	$(INSTALL) '.[demo]'
+	touch $@
+
+$(VENV)/.dev: $(SOURCES)
+	$(INSTALL) '.[demo,dev]'
 	touch $@
 
 # Hours: recomputes every golden file that is missing with the slow decoder (resumes where it stopped), then runs the
