@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # torch first and alone: it decides which build of itself every other package is resolved against.
-INSTALL = $(PYTHON) -m venv --clear $(VENV) && $(BIN)/pip install -q -c constraints.txt torch \
-	&& $(BIN)/pip install -q -c constraints.txt -e
+# Of thousands of files few are imported, so they are compiled then.
+PIP_INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
+INSTALL = $(PYTHON) -m venv --clear $(VENV) && $(PIP_INSTALL) torch && $(PIP_INSTALL) -e
 # The demo and the models need less than tests and plots; what is there already with everything serves both.
 READY := $(VENV)/$(if $(or $(filter-out demo models,$(MAKECMDGOALS)),$(wildcard $(VENV)/.dev)),.dev,.demo)
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/* buildtools/*)
@@ -17,9 +18,10 @@ demo: $(READY)
 	$(BIN)/ensemble-decode demo
 
 test: lint models
-	$(BIN)/pytest -q -n 2
+	$(BIN)/pytest -q -n 2 --dist worksteal
 
-# The tests that take minutes: batch jobs on a real Ray cluster, 500 rows one by one, jobs killed from outside.
+# The tests that take minutes: batch jobs on a real Ray cluster, 500 rows one by one, jobs killed from outside, lm_eval's own
+# command line, where the time goes.
 slow: models
 	$(BIN)/pytest -q -m slow
 

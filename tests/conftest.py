@@ -12,3 +12,8 @@ import torch
 if not torch.cuda.is_available():
     # Before anything imports triton: its decorators read this once. On a CPU its kernels run in its interpreter.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_modifyitems(items):
+    """Tests on the demo models come first: they are the long ones, and a long one at the end leaves the other worker idle."""
+    items.sort(key=lambda item: item.get_closest_marker("real") is None)

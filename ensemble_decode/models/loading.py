@@ -97,7 +97,9 @@ def load_tokenizer(spec: Spec, *, revision: str | None = None, name: str | None 
     name = name or parsed.name
     source, _ = _source(parsed, name)
     try:
-        return AutoTokenizer.from_pretrained(source, **({} if parsed.revision is None else {"revision": parsed.revision}))
+        return AutoTokenizer.from_pretrained(
+            source, **({} if parsed.revision is None else {"revision": parsed.revision})
+        )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise ModelError(f"model {name}: its tokenizer cannot be loaded: {_first_lines(error)}") from error
 

@@ -154,6 +154,7 @@ def test_texts_have_no_end_and_tokenizers_are_left_as_they_were():
     assert [model.eos_ids for model in made.vocab.models] == [(), ()]
 
 
+@pytest.mark.slow
 def test_time_split_adds_up_to_the_wall_time():
     """Forwards, fusion and host are counted by the engine round by round, the wall time outside it: within 3 %."""
     wide = {"hidden_size": 512, "num_hidden_layers": 6, "intermediate_size": 2048}  # steps of some milliseconds

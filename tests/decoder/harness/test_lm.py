@@ -296,6 +296,7 @@ def lm_eval(monkeypatch, tmp_path, tasks):
     return run
 
 
+@pytest.mark.slow
 def test_its_command_line_runs_local_tasks_and_determine_reads_what_it_leaves(lm_eval, folders, tmp_path):
     pick = ("--tasks", "local_pick,local_write,local_read", "--device", "cpu")
     args = f"pretrained={folders / 'gpt2'},dtype=float32"
