@@ -136,6 +136,11 @@ def run_local(job: Job, load: Callable[[], Ensemble], watcher: Watcher) -> Summa
 
     Whatever ends it early, the rows that are done are safe. Raises ``InputError`` and ``OutputError``.
     """
+    return carry_out(job, watcher, lambda output, summary: _run(job, output, load, watcher, summary))
+
+
+def carry_out(job: Job, watcher: Watcher, work: Callable[[Output, Summary], None]) -> Summary:
+    """Open a job's output, let ``work`` write the results that are missing, if any, and finish the output."""
     output = job.begin()
     try:
         for note in output.notes:
@@ -145,7 +150,7 @@ def run_local(job: Job, load: Callable[[], Ensemble], watcher: Watcher) -> Summa
             if output.tally["rows"]:
                 watcher.note(f"going on: {output.tally['rows']} of {len(output.done)} lines have their results")
             if output.done.count(0):
-                _run(job, output, load, watcher, summary)
+                work(output, summary)
             output.finish()
         return summary.end(output)
     finally:
@@ -158,13 +163,12 @@ def _run(job: Job, output: Output, load: Callable[[], Ensemble], watcher: Watche
     results.on_step = output.flush_if_due
     try:
         for result in results:
-            _check_strict(job, result)
+            check_strict(job, result)
             output.add(result.request.tag.number, job.encode(result), result.error_kind)
             watcher.progress(output.taken, len(output.done), results.counts)
         output.flush()
-        watcher.progress(
-            output.taken, len(output.done), results.counts
-        )  # lines that never became rows may have come last
+        # lines that never became rows may have come last
+        watcher.progress(output.taken, len(output.done), results.counts)
     except BaseException:
         output.flush_quietly()
         watcher.note(
@@ -176,7 +180,8 @@ def _run(job: Job, output: Output, load: Callable[[], Ensemble], watcher: Watche
         results.close()
 
 
-def _check_strict(job: Job, result: BatchResult) -> None:
+def check_strict(job: Job, result: BatchResult) -> None:
+    """Raise ``InputError`` for a row in error where the job is strict."""
     if job.strict and result.error_kind is not None:
         raise InputError(f"{job.input}: line {result.request.tag.number}: {result.completion.error}")
 

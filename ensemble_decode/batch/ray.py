@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import EnsembleError, InputError
 from .fields import BadField
-from .job import Job, Watcher
+from .job import Job, Watcher, carry_out, check_strict
 from .output import Output
 from .source import read_lines
 from .summary import Summary
@@ -70,8 +70,7 @@ class EnsembleWorker:
                 kinds.append(error.kind)
         run = job.start(self._ensemble, iter(requests), self._seed)
         for result in run:
-            if job.strict and result.error_kind is not None:
-                raise InputError(f"{job.input}: line {result.request.tag.number}: {result.completion.error}")
+            check_strict(job, result)
             numbers.append(result.request.tag.number)
             results.append(job.encode(result))
             kinds.append(result.error_kind or "")
@@ -95,26 +94,18 @@ def run_ray(job: Job, watcher: Watcher, workers: Workers | None = None, address:
     ray = _import_ray()
     workers = workers or Workers()
     job = replace(job, output=job.output.absolute(), input=job.input.absolute())
-    output = job.begin()
-    started = False
-    try:
-        for note in output.notes:
-            watcher.note(note)
-        summary = Summary.begin(job, output)
-        if not output.complete:
-            if output.tally["rows"]:
-                watcher.note(f"going on: {output.tally['rows']} of {len(output.done)} lines have their results")
-            if output.done.count(0):
-                if not ray.is_initialized():
-                    ray.init(address=address, log_to_driver=False, logging_level="error")
-                    started = True
-                _run(ray, job, output, watcher, workers, summary)
-            output.finish()
-        return summary.end(output)
-    finally:
-        if started:
-            ray.shutdown()
-        output.close()
+
+    def work(output: Output, summary: Summary) -> None:
+        ours = not ray.is_initialized()
+        if ours:
+            ray.init(address=address, log_to_driver=False, logging_level="error")
+        try:
+            _run(ray, job, output, watcher, workers, summary)
+        finally:
+            if ours:
+                ray.shutdown()
+
+    return carry_out(job, watcher, work)
 
 
 def _run(ray: Any, job: Job, output: Output, watcher: Watcher, workers: Workers, summary: Summary) -> None:

@@ -116,10 +116,7 @@ def page(report: Report) -> str:
 
 def _verdict(report: Report) -> str:
     advice = report.recommendation
-    lines = [*advice.reasons, *(f"Left out: {name}: {why}." for name, why in advice.left_out.items())]
-    if cost := words.cost_sentence(report):
-        lines.append(cost)
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    items = "".join(f"<li>{escape(line)}</li>" for line in words.reasons(report))
     kind = "verdict" if advice.ensemble else "verdict no"
     return (
         f'<section class="{kind}"><strong>{escape(words.headline(report))}</strong><ul>{items}</ul>'
@@ -128,33 +125,9 @@ def _verdict(report: Report) -> str:
 
 
 def _models(report: Report) -> str:
-    confidence = report.settings["bootstrap"]["confidence"]
-    heads = [
-        "",
-        "model",
-        "score",
-        f"{confidence:.0%} interval",
-        "points below best",
-        "mean words",
-        "mean characters",
-        "ended",
-        "cut at limit",
-    ]
-    rows = []
-    for m, model in enumerate(report.models):
-        rows.append(
-            [
-                _key(m),
-                escape(model.name),
-                words.percent(model.score.value),
-                words.interval(model.score),
-                words.points(model.gap.value),
-                f"{model.words.mean:.1f}",
-                f"{model.characters.mean:.0f}",
-                words.percent(model.ended),
-                words.percent(model.cut),
-            ]
-        )
+    figures = words.model_figures(report)
+    heads = ["", "model", *figures]
+    rows = [[_key(m), escape(report.names[m]), *cells] for m, cells in enumerate(zip(*figures.values(), strict=True))]
     return _table(heads, rows, names=1)
 
 

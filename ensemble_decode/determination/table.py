@@ -23,39 +23,17 @@ def show(report: Report, console: Console) -> None:
         parts.append(_pairs(report))
     console.print(Group(*parts))
     console.print(f"[bold]{escape(words.headline(report))}[/]", highlight=False)
-    lines = list(report.recommendation.reasons)
-    lines += [f"Left out: {name}: {why}." for name, why in report.recommendation.left_out.items()]
-    if cost := words.cost_sentence(report):
-        lines.append(cost)
-    for line in lines:
+    for line in words.reasons(report):
         console.print(Padding(f"• {escape(line)}", (0, 0, 0, 2)), highlight=False)
 
 
 def _models(report: Report) -> Table:
-    confidence = report.settings["bootstrap"]["confidence"]
-    table = Table(title=f"{report.settings['data']['items']} items", title_justify="left")
-    for name in (
-        "",
-        "model",
-        "score",
-        f"{confidence:.0%} interval",
-        "points below best",
-        "words",
-        "characters",
-        "ended",
-    ):
-        table.add_column(name, justify="left" if name in ("", "model") else "right")
-    for m, model in enumerate(report.models):
-        table.add_row(
-            letter(m),
-            escape(model.name),
-            words.percent(model.score.value),
-            words.interval(model.score),
-            words.points(model.gap.value),
-            f"{model.words.mean:.1f}",
-            f"{model.characters.mean:.0f}",
-            words.percent(model.ended),
-        )
+    table = Table("", "model", title=f"{report.settings['data']['items']} items", title_justify="left")
+    figures = words.model_figures(report)
+    for head in figures:
+        table.add_column(head, justify="right")
+    for m, cells in enumerate(zip(*figures.values(), strict=True)):
+        table.add_row(letter(m), escape(report.names[m]), *cells)
     return table
 
 

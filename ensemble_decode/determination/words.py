@@ -45,6 +45,28 @@ def headline(report: Report) -> str:
     return f"Ensemble {' and '.join(names[m] for m in advice.models)} with {METHOD_NAMES[advice.method]}"
 
 
+def reasons(report: Report) -> list[str]:
+    """Why, a sentence each: the rules' reasons, what was left out, the expected cost where it is known."""
+    advice = report.recommendation
+    lines = [*advice.reasons, *(f"Left out: {name}: {why}." for name, why in advice.left_out.items())]
+    cost = cost_sentence(report)
+    return lines if cost is None else [*lines, cost]
+
+
+def model_figures(report: Report) -> dict[str, list[str]]:
+    """Each figure's head with its value for every model."""
+    confidence = report.settings["bootstrap"]["confidence"]
+    return {
+        "score": [percent(model.score.value) for model in report.models],
+        f"{confidence:.0%} interval": [interval(model.score) for model in report.models],
+        "points below best": [points(model.gap.value) for model in report.models],
+        "mean words": [f"{model.words.mean:.1f}" for model in report.models],
+        "mean characters": [f"{model.characters.mean:.0f}" for model in report.models],
+        "ended": [percent(model.ended) for model in report.models],
+        "cut at limit": [percent(model.cut) for model in report.models],
+    }
+
+
 def command(report: Report) -> str:
     """How to run what is recommended."""
     advice = report.recommendation
