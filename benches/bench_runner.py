@@ -14,12 +14,13 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from transformers import DynamicCache
 
 from ensemble_decode.attention import ATTENTION
-from ensemble_decode.cpu_linear import in_blocks, runs_native, upcast_linear
+from ensemble_decode.cpu_linear import few_rows_linear, in_blocks, runs_native
 from ensemble_decode.models.loading import load as load_model
 from ensemble_decode.runner import Runner
 
@@ -49,7 +50,7 @@ def prompts(batch: int, length: int) -> list[list[int]]:
 def step(arguments: argparse.Namespace) -> None:
     """A decode step of every row, head included, through the runner and through transformers with a DynamicCache."""
     model = load(arguments)
-    runner = Runner(model, name=arguments.model, upcast=False if arguments.native else None)
+    runner = Runner(model, name=arguments.model, few_rows=False if arguments.native else None)
     ids = prompts(arguments.batch, arguments.length)
     slots = [runner.acquire() for _ in ids]
     runner.reserve(len(ids), arguments.length + arguments.repeats + 8)
@@ -80,7 +81,7 @@ def step(arguments: argparse.Namespace) -> None:
 
 def batch(arguments: argparse.Namespace) -> None:
     """Tokens per second of a batch against batch 1, through the runner."""
-    runner = Runner(load(arguments), name=arguments.model, upcast=False if arguments.native else None)
+    runner = Runner(load(arguments), name=arguments.model, few_rows=False if arguments.native else None)
     runner.reserve(arguments.batch + 1, 2 * arguments.length + 4 * arguments.repeats)
     one = [runner.acquire()]
     many = [runner.acquire() for _ in range(arguments.batch)]
@@ -119,25 +120,25 @@ def rows(arguments: argparse.Namespace) -> None:
 
 
 def linear(arguments: argparse.Namespace) -> None:
-    """bfloat16 products: torch's own, a float32 copy of the weights, weights widened in blocks, in one pass of C++."""
+    """Products of a few rows: torch's own, through a float32 copy, weights widened in blocks, in one pass of C++."""
     generator = torch.Generator().manual_seed(0)
-    for outputs, inputs in ((1536, 576), (49152, 576)):
-        weight = torch.randn(outputs, inputs, generator=generator).bfloat16()
-        copy = weight.float()
-        for count in (1, 2, 4, 8, 16, 32):
-            x = torch.randn(count, inputs, generator=generator).bfloat16()
-            sides: dict[str, Callable[[], object]] = {
-                "torch bfloat16": lambda x=x, w=weight: torch.nn.functional.linear(x, w),
-                "float32 copy": lambda x=x, w=copy: torch.nn.functional.linear(x.float(), w).bfloat16(),
-                "in blocks": lambda x=x, w=weight, n=count, o=outputs: in_blocks(
-                    x.float(), w, None, torch.empty(n, o, dtype=torch.bfloat16)
-                ),
-            }
-            if runs_native():
-                sides["one pass"] = lambda x=x, w=weight: upcast_linear(x, w)
-            medians = alternating(sides, arguments.repeats, CLOCKS[arguments.clock])
-            figures = ", ".join(f"{name} {value:.2f} ms" for name, value in medians.items())
-            print(f"[{outputs}, {inputs}] x {count} rows: {figures}")
+    for dtype in (torch.bfloat16, torch.float32):
+        for outputs, inputs in ((576, 576), (640, 2048), (49152, 576), (262144, 640)):
+            weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
+            for count in (1, 2, 4, 8, 16, 32, 128):
+                x = torch.randn(count, inputs, generator=generator).to(dtype)
+                sides: dict[str, Callable[[], object]] = {"torch": partial(torch.nn.functional.linear, x, weight)}
+                if dtype == torch.bfloat16:
+                    copy, out = weight.float(), torch.empty(count, outputs, dtype=dtype)
+                    sides["float32 copy"] = partial(
+                        lambda x, w: torch.nn.functional.linear(x.float(), w).bfloat16(), x, copy
+                    )
+                    sides["in blocks"] = partial(lambda x, w, out: in_blocks(x.float(), w, None, out), x, weight, out)
+                if runs_native():
+                    sides["one pass"] = partial(few_rows_linear, x, weight)
+                medians = alternating(sides, arguments.repeats, CLOCKS[arguments.clock])
+                ratios = ", ".join(f"{name} {medians['torch'] / value:.2f}" for name, value in medians.items())
+                print(f"{str(dtype)[6:]} [{outputs}, {inputs}] x {count} rows, times faster than torch: {ratios}")
 
 
 def main() -> None:

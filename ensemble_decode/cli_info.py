@@ -70,7 +70,7 @@ def collect() -> dict[str, Any]:
             "torch CPU instruction set": torch.backends.cpu.get_cpu_capability(),
             "native operators' instruction set": _native_isa(),
             "bfloat16 by instruction": "yes" if _cpu_has_bfloat16() else "no: dtype auto computes in float32",
-            "bfloat16 linear layers": _linear_layers(),
+            "linear layers on the CPU": _linear_layers(),
             "cache folder": str(cache_home()),
         },
         "devices": _devices(torch),
@@ -93,13 +93,17 @@ def _cpu_has_bfloat16() -> bool:
 
 
 def _linear_layers() -> str:
-    from ensemble_decode.cpu_linear import lacks_bfloat16, runs_native
+    import torch
 
-    if not lacks_bfloat16():
-        return "torch's own"
-    if runs_native():
-        return "widened in the cache by the C++ extension (docs/caches.md)"
-    return "widened in blocks for torch's float32 product: the C++ extension or its loop for this processor is missing"
+    from ensemble_decode.cpu_linear import helps, runs_native
+
+    how = (
+        "the C++ extension"
+        if runs_native()
+        else "blocks for torch's float32 product (the C++ extension has no loop here)"
+    )
+    ours = [name for name in ("float32", "bfloat16") if helps(getattr(torch, name))]
+    return f"{', '.join(ours)}: {how} from a few rows on (docs/caches.md)" if ours else "torch's own"
 
 
 def _native_isa() -> str:

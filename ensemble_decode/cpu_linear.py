@@ -1,13 +1,16 @@
-"""Linear layers with bfloat16 weights on a CPU that has no bfloat16 instructions.
+"""Linear layers for a few rows on x86 CPUs that have neither bfloat16 nor AVX-512 instructions.
 
-There torch multiplies bfloat16 matrices element by element: right for one row (the weights are read once, at half the
-bytes of float32), several times slower than float32 from a few rows on. Here the weights are widened to float32 in blocks
-that stay in the cache and multiplied there: they are still read once as bfloat16, no second copy of the model is kept,
-sums are float32 as in torch's own kernel, and the result is rounded once to bfloat16. The C++ extension does both in one
-pass (AVX2 and up), with the same bits for a row whatever rows stand beside it; without it torch's float32 product does.
+torch multiplies bfloat16 matrices there element by element: right for one row (the weights are read once, at half the bytes
+of float32), several times slower than float32 from a few rows on; and its float32 product is far from the processor's
+limits where a few rows meet many outputs. The C++ extension (AVX2) reads the weights once: bfloat16 ones are widened to
+float32 in blocks that stay in the cache, no second copy of the model is kept, sums are float32 as in torch's own kernels,
+the result is rounded once, and a row's bits do not depend on the rows beside it. Without the extension torch's float32
+product takes the widened blocks.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch.nn.functional import linear
@@ -18,6 +21,7 @@ from ensemble_decode.kernels.native_ import extension
 # Below so many rows torch's own kernel is faster (docs/caches.md has the figures): than the extension, and than blocks.
 FEW_ROWS = 2
 FEW_ROWS_IN_BLOCKS = 6
+LARGE = 1 << 23  # float32 weights from which on it is not: past any cache torch's own reads them at half the speed
 _BLOCK = 1 << 18  # elements of a converted block: 1 MiB of float32, about a core's second-level cache
 
 
@@ -32,13 +36,22 @@ def runs_native() -> bool:
     return extension.unavailable_reason() is None and bool(extension.core().linear_available())
 
 
-def few_rows() -> int:
-    """From how many rows on ``upcast_linear`` is the faster way here."""
-    return FEW_ROWS if runs_native() else FEW_ROWS_IN_BLOCKS
+def helps(dtype: torch.dtype) -> bool:
+    """Whether ``few_rows_linear`` is faster than torch for weights of this type on this CPU."""
+    if dtype == torch.bfloat16:
+        return lacks_bfloat16()
+    return dtype == torch.float32 and runs_native() and extension.isa() == "avx2"
 
 
-def upcast_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``linear(x, weight, bias)`` of bfloat16 tensors through float32: ``x`` ``[..., I]``, ``weight`` ``[O, I]``.
+def few_rows(weight: torch.Tensor) -> int:
+    """From how many rows on ``few_rows_linear`` is the faster way here for these weights."""
+    if not runs_native():
+        return FEW_ROWS_IN_BLOCKS
+    return 1 if weight.dtype == torch.float32 and weight.numel() >= LARGE else FEW_ROWS
+
+
+def few_rows_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``linear(x, weight, bias)`` of bfloat16 or float32 tensors: ``x`` ``[..., I]``, ``weight`` ``[O, I]``, one type for all.
 
     Float32 sums, one rounding to ``x.dtype`` at the end. Returns ``[..., O]``.
     """
@@ -54,7 +67,7 @@ def _run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> to
     out = torch.empty(rows.shape[0], outputs, dtype=x.dtype)
     if runs_native() and weight.is_contiguous():
         bias = None if bias is None else bias.detach().contiguous()
-        extension.core().linear(rows.detach(), weight.detach(), bias, out, torch.get_num_threads())
+        extension.core().linear(rows.detach().contiguous(), weight.detach(), bias, out, torch.get_num_threads())
     else:
         in_blocks(rows, weight, bias, out)
     return out.view(*x.shape[:-1], outputs)
@@ -76,25 +89,24 @@ def _fake(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> t
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-_operator = register("upcast_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", _run, _fake)
+_operator = register("few_rows_linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor", _run, _fake)
 
 
-def use_upcast_linear(model: torch.nn.Module) -> int:
-    """Make every bfloat16 ``nn.Linear`` of a model on the CPU use ``upcast_linear`` from a few rows on; how many do."""
+def use_few_rows_linear(model: torch.nn.Module) -> int:
+    """Make every ``nn.Linear`` of a model on the CPU use ``few_rows_linear`` from a few rows on; how many do."""
     changed = 0
-    least = few_rows()
-
-    def forward(layer: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
-        if x.numel() < least * x.shape[-1]:
-            return linear(x, layer.weight, layer.bias)
-        return upcast_linear(x, layer.weight, layer.bias)
-
     for layer in model.modules():
         if (
             type(layer) is torch.nn.Linear
-            and layer.weight.dtype == torch.bfloat16
+            and layer.weight.dtype in (torch.bfloat16, torch.float32)
             and layer.weight.device.type == "cpu"
         ):
-            layer.forward = forward.__get__(layer)  # type: ignore[method-assign]
+            layer.forward = partial(_forward, layer, few_rows(layer.weight))  # type: ignore[method-assign]
             changed += 1
     return changed
+
+
+def _forward(layer: torch.nn.Linear, least: int, x: torch.Tensor) -> torch.Tensor:
+    if x.numel() < least * x.shape[-1]:
+        return linear(x, layer.weight, layer.bias)
+    return few_rows_linear(x, layer.weight, layer.bias)

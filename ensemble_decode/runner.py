@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ensemble_decode import attention as attention_module
-from ensemble_decode import branches, load_check, plan
+from ensemble_decode import branches, cpu_linear, load_check, plan
 from ensemble_decode.body import Body
 from ensemble_decode.branches import Tree
 from ensemble_decode.buckets import Buckets
 from ensemble_decode.cache import SlotCache
 from ensemble_decode.clock import SectionClock
-from ensemble_decode.cpu_linear import lacks_bfloat16, use_upcast_linear
 from ensemble_decode.errors import ContextError, InputError, ModelError
 from ensemble_decode.graphs import CompiledSteps, StepGraphs
 from ensemble_decode.rollback_support import check_model, check_windows, context_length
@@ -56,8 +55,8 @@ class Runner:
 
     ``model``: a transformers causal LM. ``device``, ``dtype``: where it goes (None: where it is). ``attention``: "auto",
     "sdpa" or "flash". ``compile``: steps of up to 64 tokens run through ``torch.compile``, their shapes rounded to few.
-    ``graphs``: such steps are captured as CUDA graphs. ``upcast``: bfloat16 linear layers compute in float32 from a few
-    rows on (None: on a CPU that has no bfloat16 instructions). ``max_slots``, ``block`` (positions), ``memory_limit`` (bytes): of
+    ``graphs``: such steps are captured as CUDA graphs. ``few_rows``: linear layers of a
+    model on a CPU go through ``cpu_linear`` from a few rows on (None: where that is faster). ``max_slots``, ``block`` (positions), ``memory_limit`` (bytes): of
     the KV cache. ``chunk_tokens``: the most tokens in one forward. ``name``: what errors call the model.
     Raises ``ModelError`` for a model that cannot be rolled back or is not understood (docs/caches.md).
     """
@@ -72,7 +71,7 @@ class Runner:
         attention: str = "auto",
         compile: bool = False,
         graphs: bool = False,
-        upcast: bool | None = None,
+        few_rows: bool | None = None,
         max_slots: int | None = None,
         block: int = 256,
         memory_limit: int | None = None,
@@ -95,8 +94,8 @@ class Runner:
             raise ModelError(f"{name}: graphs=True needs a CUDA device, the model is on {self.device.type}")
         self.attention = attention_module.status(attention, self.device, self.dtype, name)
         self._flash = attention_module.flash_function() if self.attention.kind == "flash" else None
-        if upcast or (upcast is None and self.device.type == "cpu" and lacks_bfloat16()):
-            use_upcast_linear(model)
+        if few_rows or (few_rows is None and self.device.type == "cpu" and cpu_linear.helps(self.dtype)):
+            cpu_linear.use_few_rows_linear(model)
         self._body = Body(model, name)
         self.context_length = context_length(model.config, name)
         shapes = self._body.record_shapes()

@@ -254,35 +254,34 @@ void bind_verify_draft(nb::module_& m) {
 }
 
 void bind_linear(nb::module_& m) {
-  m.def("linear_available", &linear_available, "Whether the instruction set in use has the bfloat16 linear layer.");
+  m.def("linear_available", &linear_available, "Whether the instruction set in use has the linear layer.");
   m.def(
       "linear",
       [](const In<float>& x, const AnyTensor& weight, const std::optional<AnyTensor>& bias, const AnyOut& out,
          int threads) {
         constexpr nb::dlpack::dtype bfloat16{static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
-        require(linear_available(), "the instruction set in use has no bfloat16 linear layer");
+        const nb::dlpack::dtype type = weight.dtype();
+        require(linear_available(), "the instruction set in use has no linear layer");
         require(x.ndim() == 2, "x must be [rows, inputs], got " + shape_text(x));
-        require(weight.ndim() == 2 && weight.dtype() == bfloat16 && weight.shape(1) == x.shape(1) &&
-                    weight.stride(1) == 1 && weight.stride(0) == static_cast<int64_t>(weight.shape(1)),
-                "weight must be contiguous bfloat16 [outputs, " + std::to_string(x.shape(1)) + "], got " +
+        require(weight.ndim() == 2 && (type == bfloat16 || type == nb::dtype<float>()) &&
+                    weight.shape(1) == x.shape(1) && weight.stride(1) == 1 &&
+                    weight.stride(0) == static_cast<int64_t>(weight.shape(1)),
+                "weight must be contiguous bfloat16 or float32 [outputs, " + std::to_string(x.shape(1)) + "], got " +
                     shape_text(weight));
-        require(out.ndim() == 2 && out.dtype() == bfloat16 && out.shape(0) == x.shape(0) &&
-                    out.shape(1) == weight.shape(0),
-                "out must be bfloat16 [rows, outputs], got " + shape_text(out));
-        const uint16_t* offsets = nullptr;
+        require(out.ndim() == 2 && out.dtype() == type && out.shape(0) == x.shape(0) && out.shape(1) == weight.shape(0),
+                "out must be [rows, outputs] of the weight's type, got " + shape_text(out));
         if (bias) {
-          require(bias->ndim() == 1 && bias->dtype() == bfloat16 && bias->shape(0) == weight.shape(0) &&
-                      bias->stride(0) == 1,
-                  "bias must be contiguous bfloat16 [outputs], got " + shape_text(*bias));
-          offsets = static_cast<const uint16_t*>(bias->data());
+          require(bias->ndim() == 1 && bias->dtype() == type && bias->shape(0) == weight.shape(0) && bias->stride(0) == 1,
+                  "bias must be contiguous [outputs] of the weight's type, got " + shape_text(*bias));
         }
         const LinearInput input{x.data(),
-                                static_cast<const uint16_t*>(weight.data()),
-                                offsets,
+                                weight.data(),
+                                bias ? bias->data() : nullptr,
+                                type == bfloat16 ? Dtype::bf16 : Dtype::f32,
                                 static_cast<int64_t>(x.shape(0)),
                                 static_cast<int64_t>(x.shape(1)),
                                 static_cast<int64_t>(weight.shape(0))};
-        uint16_t* const to = static_cast<uint16_t*>(out.data());
+        void* const to = out.data();
         const nb::gil_scoped_release release;
         linear(input, to, threads);
       },

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "dispatch.h"
+#include "half.h"
 #include "pool.h"
 #include "types.h"
 
@@ -19,7 +20,6 @@ constexpr int64_t kWidest = 96;    // outputs of a block at most
 
 struct Workspace {
   alignas(64) float weights[kBlock + kWidest * kLanes];
-  alignas(64) float tail[kRows * kLanes];
   alignas(64) float sums[kWidest * kRows];
 };
 
@@ -30,19 +30,36 @@ uint16_t to_bfloat16(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-float from_bfloat16(uint16_t raw) {
-  const uint32_t bits = static_cast<uint32_t>(raw) << 16;
-  float value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
+void store(float sum, float* to) { *to = sum; }
+void store(float sum, uint16_t* to) { *to = to_bfloat16(sum); }
+
+// A block of weights as the products read them: in place where it can be.
+struct Block {
+  const float* weights;
+  int64_t stride;
+};
+
+Block prepare(const Kernels&, const float* from, int64_t from_stride, int64_t rows, int64_t count, float* to) {
+  if (count % kLanes == 0) return {from, from_stride};
+  const int64_t stride = ceil_div(count, kLanes) * kLanes;
+  for (int64_t r = 0; r < rows; ++r) {
+    std::memcpy(to + r * stride, from + r * from_stride, static_cast<size_t>(count) * sizeof(float));
+    std::fill(to + r * stride + count, to + (r + 1) * stride, 0.0f);
+  }
+  return {to, stride};
 }
 
-}  // namespace
+Block prepare(const Kernels& isa, const uint16_t* from, int64_t from_stride, int64_t rows, int64_t count, float* to) {
+  const int64_t stride = ceil_div(count, kLanes) * kLanes;
+  isa.widen(from, from_stride, rows, count, to, stride);
+  return {to, stride};
+}
 
-bool linear_available() { return kernels().products != nullptr; }
-
-void linear(const LinearInput& in, uint16_t* out, int threads) {
+template <typename Raw>
+void run(const LinearInput& in, Raw* out, int threads) {
   const Kernels& isa = kernels();
+  const Raw* const weight = static_cast<const Raw*>(in.weight);
+  const Raw* const bias = static_cast<const Raw*>(in.bias);
   const int64_t depth = std::min(ceil_div(in.inputs, kLanes) * kLanes, kDepth);
   const int64_t width = std::clamp<int64_t>(kBlock / depth / kTileOutputs * kTileOutputs, kTileOutputs, kWidest);
   const int64_t blocks = ceil_div(in.outputs, width);
@@ -52,38 +69,49 @@ void linear(const LinearInput& in, uint16_t* out, int threads) {
     static thread_local const std::unique_ptr<Workspace> space(new Workspace);
     const int64_t first = block * width;
     const int64_t n = std::min(width, in.outputs - first);
-    // One block of rows at a time keeps the sums small; the weights are converted again for each, which costs 1/64.
+    // A few rows at a time keep the sums small; weights are widened again for each, which costs 1/64.
     for (int64_t row = 0; row < in.rows; row += kRows) {
       const int64_t m = std::min(kRows, in.rows - row);
       for (int64_t begin = 0; begin < in.inputs; begin += kDepth) {
         const int64_t k = std::min(kDepth, in.inputs - begin);
-        const int64_t padded = ceil_div(k, kLanes) * kLanes;
         const bool last = begin + kDepth >= in.inputs && row + kRows >= in.rows && first + 2 * width <= in.outputs;
-        isa.widen(in.weight + first * in.inputs + begin, in.inputs, n, k, space->weights, padded);
+        const Block ready = prepare(isa, weight + first * in.inputs + begin, in.inputs, n, k, space->weights);
         const Products job{in.x + row * in.inputs + begin,
                            in.inputs,
                            m,
-                           space->weights,
-                           padded,
+                           ready.weights,
+                           ready.stride,
                            n,
                            k,
                            space->sums,
                            kRows,
                            begin != 0,
                            // the next block's weights, fetched while this one's products leave the memory idle
-                           last ? in.weight + (first + width) * in.inputs : nullptr,
-                           width * in.inputs * 2};
+                           last ? weight + (first + width) * in.inputs : nullptr,
+                           width * in.inputs * static_cast<int64_t>(sizeof(Raw))};
         isa.products(job);
       }
       for (int64_t r = 0; r < m; ++r) {
-        uint16_t* const to = out + (row + r) * in.outputs + first;
+        Raw* const to = out + (row + r) * in.outputs + first;
         for (int64_t o = 0; o < n; ++o) {
           const float sum = space->sums[o * kRows + r];
-          to[o] = to_bfloat16(in.bias == nullptr ? sum : sum + from_bfloat16(in.bias[first + o]));
+          store(bias == nullptr ? sum : sum + load_element(bias, in.dtype, first + o), to + o);
         }
       }
     }
   });
+}
+
+}  // namespace
+
+bool linear_available() { return kernels().products != nullptr; }
+
+void linear(const LinearInput& in, void* out, int threads) {
+  if (in.dtype == Dtype::f32) {
+    run(in, static_cast<float*>(out), threads);
+  } else {
+    run(in, static_cast<uint16_t*>(out), threads);
+  }
 }
 
 }  // namespace ensemble

@@ -15,12 +15,12 @@ struct ChunkSums {
   float weighted;  // sum of 2^t * t; NaN where the chunk holds a NaN or its maximum is infinite
 };
 
-// A block of products of rows with widened weights; strides count elements, weights are aligned to 32 bytes.
+// A block of products of rows with widened weights; strides count elements.
 struct Products {
   const float* x;  // [rows, inputs]
   int64_t x_stride;
   int64_t rows;
-  const float* weights;  // [outputs, inputs], zeros up to weight_stride, a multiple of 8
+  const float* weights;  // [outputs, inputs], zeros up to a multiple of 8 inputs
   int64_t weight_stride;
   int64_t outputs;
   int64_t inputs;

@@ -32,7 +32,7 @@ void tile(const Products& job, int64_t row, int64_t output) {
   const int64_t whole = job.inputs / 8 * 8;
   for (int64_t i = 0; i < whole; i += 8) {
     __m256 weights[kOutputs];
-    for (int o = 0; o < kOutputs; ++o) weights[o] = _mm256_load_ps(w + o * job.weight_stride + i);
+    for (int o = 0; o < kOutputs; ++o) weights[o] = _mm256_loadu_ps(w + o * job.weight_stride + i);
     for (int r = 0; r < kRows; ++r) {
       const __m256 values = _mm256_loadu_ps(x + r * job.x_stride + i);
       for (int o = 0; o < kOutputs; ++o) sums[r][o] = _mm256_fmadd_ps(values, weights[o], sums[r][o]);
@@ -43,7 +43,7 @@ void tile(const Products& job, int64_t row, int64_t output) {
     for (int r = 0; r < kRows; ++r) {
       const __m256 values = _mm256_maskload_ps(x + r * job.x_stride + whole, mask);
       for (int o = 0; o < kOutputs; ++o) {
-        sums[r][o] = _mm256_fmadd_ps(values, _mm256_load_ps(w + o * job.weight_stride + whole), sums[r][o]);
+        sums[r][o] = _mm256_fmadd_ps(values, _mm256_loadu_ps(w + o * job.weight_stride + whole), sums[r][o]);
       }
     }
   }

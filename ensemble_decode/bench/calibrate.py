@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..cpu_linear import lacks_bfloat16, use_upcast_linear
+from ..cpu_linear import helps, use_few_rows_linear
 from ..ensemble import Ensemble
 from ..runner import Runner
 from . import random_models
@@ -37,8 +37,8 @@ def this_machine(device: torch.device, dtype: torch.dtype, memory: float, *, qui
     """
     # past any cache, unless it is to be quick
     layers = [torch.nn.Linear(1024, 16384, bias=False, device=device, dtype=dtype) for _ in range(1 if quick else 6)]
-    if device.type == "cpu" and lacks_bfloat16():
-        use_upcast_linear(torch.nn.ModuleList(layers))
+    if device.type == "cpu" and helps(dtype):
+        use_few_rows_linear(torch.nn.ModuleList(layers))
     weights = sum(layer.weight.numel() for layer in layers)
 
     def products(rows: int) -> float:

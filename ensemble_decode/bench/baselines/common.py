@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ...cpu_linear import lacks_bfloat16, use_upcast_linear
+from ...cpu_linear import helps, use_few_rows_linear
 from ...models import LoadedModel
 
 
 def prepare(loaded: Sequence[LoadedModel]) -> None:
     """The linear layers that the runners use on this CPU; no EOS, as in ``endless``. To be called once on models loaded anew."""
     for entry in loaded:
-        if entry.device.type == "cpu" and lacks_bfloat16():
-            use_upcast_linear(entry.model)
+        if entry.device.type == "cpu" and helps(entry.model.dtype):
+            use_few_rows_linear(entry.model)
         entry.model.generation_config.eos_token_id = None
         entry.model.generation_config.pad_token_id = 0
 

@@ -18,6 +18,9 @@ class Model:
 
     def __init__(self, model, tokenizer, *, share: bool = False, remember: int = 1000):
         self.model = model if share else copy.deepcopy(model)
+        if not share:
+            for module in self.model.modules():  # the package may have given the caller's linear layers its own forward
+                vars(module).pop("forward", None)
         self.model.set_attn_implementation("eager")
         config, generation = model.config, model.generation_config
         eos = generation.eos_token_id
