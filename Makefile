@@ -12,13 +12,17 @@ INSTALL = $(PYTHON) -m venv --clear $(VENV) && $(PIP_INSTALL) torch && $(PIP_INS
 READY := $(VENV)/$(if $(or $(filter-out demo models,$(MAKECMDGOALS)),$(wildcard $(VENV)/.dev)),.dev,.demo)
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/* buildtools/*)
 
-.PHONY: demo test slow lint models oracle bench clean
+.PHONY: demo test tests slow lint models oracle bench clean
 
 demo: $(READY)
 	$(BIN)/ensemble-decode demo
 
-test: lint models
-	$(BIN)/pytest -q -n 2 --dist worksteal
+# Lint and types beside the tests, in the time that the cores have left.
+test: $(READY)
+	$(MAKE) --no-print-directory -j2 lint tests
+
+tests: models
+	$(BIN)/pytest -q -n 2 --dist worksteal --durations=15
 
 # The tests that take minutes: batch jobs on a real Ray cluster, 500 rows one by one, jobs killed from outside, lm_eval's own
 # command line, where the time goes.
@@ -28,7 +32,7 @@ slow: models
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	PATH="$(CURDIR)/$(BIN):$$PATH" buildtools/typecheck
+	PATH="$(CURDIR)/$(BIN):$$PATH" nice buildtools/typecheck
 
 # Fetched and converted once, so that no test waits for it.
 models: $(READY)

@@ -142,8 +142,8 @@ def test_equals_the_oracle_on_the_demo_models():
     from ensemble_decode.models import load_all
 
     loaded = load_all(["demo:smollm2", "demo:gemma3"], devices="cpu", dtypes="float32")
-    models = align([Model(m.model, m.tokenizer, share=True) for m in loaded])
-    fast = ed.Ensemble.load(["demo:smollm2", "demo:gemma3"], devices="cpu", dtype="float32")
+    models = align([Model(m.model, m.tokenizer) for m in loaded])
+    fast = ed.Ensemble.from_models([m.model for m in loaded], [m.tokenizer for m in loaded])
     pair = equality.Pair(("smollm2", "gemma3"), fast, models)
     for name, method in (
         ("english", ed.SpecFuse(segment_length=4)),

@@ -44,7 +44,8 @@ def test_case_1_mean_of_two(implementation, device):
 @STEP
 def test_case_2_weights(implementation, device):
     g = torch.Generator().manual_seed(0)
-    rows = [torch.randn(50, 9, generator=g) for _ in range(2)]
+    interpreted = implementation == "triton" and device == "cpu"
+    rows = [torch.randn(12 if interpreted else 50, 9, generator=g) for _ in range(2)]
     vocab = letters(9)
     first = run(rows, vocab, implementation, device, weights=(1, 0))
     assert first.cid.tolist() == rows[0].argmax(-1).tolist()
