@@ -7,6 +7,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Threads that spin while they wait make tiny models a hundred times slower as soon as another process wants the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One thread for each worker: workers that want each other's cores wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import torch
 
 if not torch.cuda.is_available():
