@@ -1,4 +1,4 @@
-"""Questions with one right answer, generated from a seed: arithmetic and small facts."""
+"""Questions with one right answer, generated from a seed: arithmetic, small facts, sentences to complete, options to choose from."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPPOSITES = {
 
 @dataclass(frozen=True)
 class Question:
-    """``prompt``: three solved examples and the question; ``answer``: the one right word or number."""
+    """``prompt``: three solved examples and the question; ``answer``: the one right word, number or letter of an option."""
 
     kind: str
     prompt: str
@@ -41,25 +41,43 @@ def short(count: int, seed: int = 0) -> list[Question]:
     return _questions("short questions", count, seed, _fact)
 
 
+def completion(count: int, seed: int = 0) -> list[Question]:
+    """Lines that lack their last word: capitals, opposites, days and months in order. The examples are whole lines."""
+    return _questions("completion", count, seed, _line, solved="{} {}.\n", asked="{}")
+
+
+def multiple_choice(count: int, seed: int = 0) -> list[Question]:
+    """Which of three words is a day, a month, a capital or a country: A, B or C."""
+    return _questions("multiple choice", count, seed, _options)
+
+
 def correct(question: Question, text: str) -> bool:
     """Exact match: the first word of the text, less punctuation around it, is the answer; case counts for nothing."""
     words = text.split()
     return bool(words) and words[0].strip(".,;:!?\"'()*").casefold() == question.answer.casefold()
 
 
-def _questions(kind: str, count: int, seed: int, make: Callable[[random.Random], tuple[str, str]]) -> list[Question]:
+def _questions(
+    kind: str,
+    count: int,
+    seed: int,
+    make: Callable[[random.Random], tuple[str, str]],
+    solved: str = "Question: {}\nAnswer: {}\n\n",
+    asked: str = "Question: {}\nAnswer:",
+) -> list[Question]:
+    """``solved`` takes an example and its answer, ``asked`` the question. Examples are not asked again."""
     chance = random.Random(f"{kind}{seed}")
     examples: list[tuple[str, str]] = []
     while len(examples) < 3:
         made = make(chance)
         if made not in examples:
             examples.append(made)
-    solved = "".join(f"Question: {asked}\nAnswer: {answer}\n\n" for asked, answer in examples)
+    before = "".join(solved.format(*example) for example in examples)
     made_questions: list[Question] = []
     while len(made_questions) < count:
-        asked, answer = make(chance)
-        if (asked, answer) not in examples:
-            made_questions.append(Question(kind, f"{solved}Question: {asked}\nAnswer:", answer))
+        text, answer = make(chance)
+        if (text, answer) not in examples:
+            made_questions.append(Question(kind, before + asked.format(text), answer))
     return made_questions
 
 
@@ -96,3 +114,32 @@ def _follows(
     order = order or items
     place = chance.randrange(len(items))
     return words.format(order[place]), order[(place + 1) % len(order)]
+
+
+def _line(chance: random.Random) -> tuple[str, str]:
+    kind = chance.randrange(3)
+    if kind == 0:
+        country = chance.choice(sorted(_CAPITALS))
+        return f"The capital of {country} is", _CAPITALS[country]
+    if kind == 1:
+        word = chance.choice(sorted(_OPPOSITES))
+        return f"The opposite of {word} is", _OPPOSITES[word]
+    order = chance.choice([_DAYS, _MONTHS])
+    place = chance.randrange(len(order))
+    *given, last = (order[(place + i) % len(order)] for i in range(4))
+    return f"{', '.join(given)},", last
+
+
+def _options(chance: random.Random) -> tuple[str, str]:
+    kinds = {
+        "a day of the week": _DAYS,
+        "a month": _MONTHS,
+        "a capital city": sorted(_CAPITALS.values()),
+        "a country": sorted(_CAPITALS),
+    }
+    asked, *others = chance.sample(sorted(kinds), 3)
+    right = chance.choice(kinds[asked])
+    words = [right, *(chance.choice(kinds[other]) for other in others)]
+    chance.shuffle(words)
+    options = "\n".join(f"{letter}) {word}" for letter, word in zip("ABC", words, strict=True))
+    return f"Which of these is {asked}?\n{options}", "ABC"[words.index(right)]

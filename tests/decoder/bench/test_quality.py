@@ -1,6 +1,8 @@
 """The quality side: questions have right answers, models are measured on the same bytes, intervals hold what they should."""
 
+import calendar
 import math
+import re
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from support.ensembles import byte_ensemble
 
 import ensemble_decode as ed
 from ensemble_decode.bench import quality
-from ensemble_decode.bench.questions import Question, arithmetic, correct, short
+from ensemble_decode.bench.questions import Question, arithmetic, completion, correct, multiple_choice, short
 
 
 def test_arithmetic_is_right_and_seeded():
@@ -22,6 +24,46 @@ def test_arithmetic_is_right_and_seeded():
         value = {"plus": int(a) + int(b), "minus": int(a) - int(b), "times": int(a) * int(b)}[sign]
         assert question.answer == str(value)
         assert value >= 0
+
+
+def capitals():
+    """By country, as the short questions have them."""
+    asked = [(q.prompt.rsplit("Question: ", 1)[1], q.answer) for seed in range(4) for q in short(500, seed)]
+    return {match[1]: answer for text, answer in asked if (match := re.match("What is the capital of (.*)[?]", text))}
+
+
+def test_lines_end_with_their_one_right_word():
+    kinds = set()
+    for question in completion(300, seed=1):
+        *solved, asked = question.prompt.split("\n")
+        assert len(solved) == 3
+        assert all(line.endswith(".") for line in solved)
+        assert f"{asked} {question.answer}." not in solved
+        if match := re.fullmatch("The capital of (.*) is", asked):
+            assert question.answer == capitals()[match[1]]
+        elif not asked.startswith("The opposite of "):
+            words = [*asked.removesuffix(",").split(", "), question.answer]
+            order = list(calendar.day_name if words[0].endswith("day") else calendar.month_name[1:])
+            assert words == [order[(order.index(words[0]) + i) % len(order)] for i in range(4)]
+        kinds.add(asked.split(" ")[1] if " of " in asked else order[0])
+    assert kinds == {"capital", "opposite", "Monday", "January"}
+
+
+def test_one_option_alone_is_what_was_asked_for():
+    kind_of = dict.fromkeys(calendar.day_name, "a day of the week") | dict.fromkeys(calendar.month_name, "a month")
+    kind_of |= dict.fromkeys(capitals(), "a country") | dict.fromkeys(capitals().values(), "a capital city")
+    letters = []
+    for question in multiple_choice(300, seed=1):
+        asked, *options = (
+            question.prompt.rsplit("Question: Which of these is ", 1)[1].removesuffix("\nAnswer:").split("\n")
+        )
+        words = dict(option.split(") ") for option in options)
+        assert list(words) == ["A", "B", "C"]
+        assert [letter for letter, word in words.items() if kind_of[word] == asked.removesuffix("?")] == [
+            question.answer
+        ]
+        letters.append(question.answer)
+    assert min(map(letters.count, "ABC")) > 60
 
 
 def test_prompts_do_not_give_the_answer_away():
