@@ -177,7 +177,7 @@ def keep(slots: Sequence[int], trees: Sequence[Tree], paths: Sequence[Sequence[i
         taken += [trunk + node for node in path]
         where += range(fork, fork + len(path))
         cache.rollback(slot, fork)
-        cache.advance(slot, len(path))
+        cache.advance(slot, len(path), [tree.ids[node] for node in path])
     device = cache.device
     slot_index, source, target = (torch.tensor(x, dtype=torch.int64).to(device) for x in (home, taken, where))
     for layer in cache.layers:

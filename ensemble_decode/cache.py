@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ensemble_decode.errors import CacheError, CacheLimitError
+from ensemble_decode.prefixes import Prefixes
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,13 @@ class LayerStore:
         self._values = self._values.resized(slots, capacity, kept)
         self._publish()
 
-    def clear(self, slot: int, length: int) -> None:
-        self.keys[slot, :, :length] = 0
-        self.values[slot, :, :length] = 0
+    def clear(self, slot: int, start: int, end: int) -> None:
+        self.keys[slot, :, start:end] = 0
+        self.values[slot, :, start:end] = 0
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        self.keys[target, :, :length] = self.keys[source, :, :length]
+        self.values[target, :, :length] = self.values[source, :, :length]
 
 
 class SlotCache:
@@ -111,30 +116,89 @@ class SlotCache:
         self._held: list[bool] = []
         self._free: list[int] = []
         self._torn = False  # an allocation failed half-way: layers of two sizes
+        self._prefixes = Prefixes()
         self.peak_bytes = 0  # the most that was ever held at once, copies included
 
     # -- slots ---------------------------------------------------------------------------------------------------
 
-    def acquire(self) -> int:
+    def acquire(self, ids: Sequence[int] | None = None) -> int:
         """The lowest free slot, empty and clean; grows by whole blocks when none is free.
 
-        Lowest first keeps the held slots together, and contiguous slots are read without a copy.
+        Lowest first keeps the held slots together, and contiguous slots are read without a copy. ``ids``: what the row is to
+        hold. Where a slot begins with enough of them, the new row has that beginning already (see ``take_over``), and others may take
+        over from it. Without ``ids`` neither.
         """
         if not self._free:
             self.reserve(self.slots + 1, self.capacity)
+        source, length = self._prefixes.longest(ids, self._standing) if ids is not None else (-1, 0)
         slot = heapq.heappop(self._free)
+        kept = length if slot == source else 0  # an earlier row has left here what this one begins with
         for layer in self.layers:
-            layer.clear(slot, self._high_water[slot])
-        self._high_water[slot] = 0
-        self._lengths[slot] = 0
+            layer.clear(slot, kept, self._high_water[slot])
+        self._high_water[slot] = kept
+        self._lengths[slot] = kept
         self._held[slot] = True
+        if ids is None:
+            self._prefixes.drop(slot)
+        else:
+            self._prefixes.begin(slot, ids[:kept])
+            if length > kept:
+                self.copy_prefix(source, slot, length)
         return slot
 
     def release(self, slot: int) -> None:
+        """Give a slot back. Rows acquired with their ids may still take over what it holds, until it is reused or ``forget``."""
         self._check_held(slot)
+        self._prefixes.cut(slot, self._lengths[slot])
         self._held[slot] = False
         self._lengths[slot] = 0
         heapq.heappush(self._free, slot)
+
+    # -- common beginnings ---------------------------------------------------------------------------------------
+
+    def shared(self, ids: Sequence[int]) -> int:
+        """Tokens of a row's beginning that some slot holds; 0 where too few to copy, and never the last of ``ids``."""
+        return self._prefixes.longest(ids, self._standing)[1]
+
+    def take_over(self, slot: int, ids: Sequence[int]) -> int:
+        """Copy what another slot holds of the beginning of ``ids`` into a slot that is still empty; how many tokens that were.
+
+        Only into slots that were acquired with their ids.
+        """
+        self._check_held(slot)
+        if self._lengths[slot] or not self._prefixes.begun(slot):
+            return 0
+        source, length = self._prefixes.longest(ids, self._standing)
+        if length:
+            self.copy_prefix(source, slot, length)
+        return length
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Begin the empty row in slot ``target`` with the first ``length`` tokens of slot ``source``, held or released.
+
+        Keys are stored with their positions applied and sliding layers keep all of them, so a copy is what a forward of the same
+        tokens would have written. Raises ``CacheError`` where ``target`` is not empty or ``source`` does not hold as many.
+        """
+        self._check_held(target)
+        standing = self._standing(source)
+        if self._lengths[target] or source == target or not 0 <= length <= standing:
+            raise CacheError(
+                f"{self.name}: {length} tokens of slot {source}, which holds {standing} that are known, cannot be copied to slot "
+                f"{target}, which holds {self._lengths[target]}"
+            )
+        for layer in self.layers:
+            layer.copy(source, target, length)
+        self.advance(target, length, self._prefixes.known(source)[:length])
+
+    def forget(self) -> None:
+        """Nothing that released slots still hold is taken over any more."""
+        for slot in self._free:
+            self._prefixes.drop(slot)
+
+    def _standing(self, slot: int) -> int:
+        """Tokens at the front of a slot that are known and still there."""
+        known = len(self._prefixes.known(slot))
+        return min(known, self._lengths[slot]) if self._held[slot] else known
 
     def length(self, slot: int) -> int:
         self._check_held(slot)
@@ -150,14 +214,15 @@ class SlotCache:
             )
         self._lengths[slot] = length
 
-    def advance(self, slot: int, count: int) -> None:
-        """Count ``count`` tokens that were written behind the slot's length."""
+    def advance(self, slot: int, count: int, ids: Sequence[int] = ()) -> None:
+        """Count ``count`` tokens that were written behind the slot's length; ``ids``: which, where known."""
         self._check_held(slot)
         length = self._lengths[slot] + count
         if length > self.capacity:
             raise CacheError(
                 f"{self.name}: slot {slot} would hold {length} tokens, the cache has room for {self.capacity}"
             )
+        self._prefixes.note(slot, self._lengths[slot], ids)
         self._lengths[slot] = length
         self._high_water[slot] = max(self._high_water[slot], length)
 
@@ -259,6 +324,7 @@ class SlotCache:
             raise CacheError(f"{self.name}: {self.held} slots are held; release them before reset()")
         self.layers, self.slots, self.capacity = [], 0, 0
         self._lengths, self._high_water, self._held, self._free = [], [], [], []
+        self._prefixes.move({})
         self._torn = False
         self.generation += 1
 
@@ -277,11 +343,11 @@ class SlotCache:
             max(self._bytes(slots, capacity), self._bytes(self.slots, self.capacity))
             + (min(slots * capacity, self.slots * self.capacity) + 1) * self._largest_store,
         )
+        homes = {s: moved.get(s, s) for s in range(self.slots) if self._held[s]}
+        self._prefixes.move(homes)
         lengths, held = [0] * slots, [False] * slots
-        for slot in range(self.slots):
-            if self._held[slot]:
-                to = moved.get(slot, slot)
-                lengths[to], held[to] = self._lengths[slot], True
+        for slot, to in homes.items():
+            lengths[to], held[to] = self._lengths[slot], True
         self._lengths, self._held = lengths, held
         self._high_water = list(lengths)  # what lay behind a row's length was not copied
         self._free = [slot for slot in range(slots) if not held[slot]]  # ascending, which is a heap

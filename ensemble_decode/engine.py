@@ -105,6 +105,9 @@ class Engine:
 
     def next_logits(self, m: int, rows: Sequence[Row]) -> torch.Tensor:
         """Model m's logits [B, V_m] of what comes next in each row, on the primary's device; forwards only what is pending."""
+        for row in rows:
+            if not row.cached[m]:  # a model that had not been asked yet: another row may have been read meanwhile
+                row.cached[m] = self.runners[m].take_over(row.slot(m), row.pending(m))
         pending = [row.pending(m) for row in rows]
         for row, ids in zip(rows, pending, strict=True):
             row.cached[m] = row.total(m) - len(ids)

@@ -142,6 +142,7 @@ class Ensemble:
         memory: int | float | str | None = None,
         order: Order = "input",
         prefill_tokens: int = PREFILL_TOKENS,
+        share_prefixes: bool = True,
         chat: ChatMode = "template",
         system: SystemMode = "error",
     ) -> BatchRun:
@@ -150,7 +151,8 @@ class Ensemble:
         ``requests``: prompts as in ``generate``, or ``BatchRequest`` with settings of their own. ``memory``: what the KV caches of all
         models may take at any moment: bytes, a size such as ``"8GiB"``, or a share of what is free, ``0.5`` or ``"50%"``; None: 80 % of
         a GPU's free memory, 50 % of the host's. ``order``: ``"input"``, or ``"finished"``: as rows end. ``prefill_tokens``: the most
-        prompt tokens that one round reads of each model.
+        prompt tokens that one round reads of each model. ``share_prefixes``: prompts that begin with the same tokens of a model, 32 or more, are
+        read once and copied from cache to cache.
 
         Each result equals what its prompt gives alone, sampled too: without a seed of its own a row is keyed by its place in
         ``requests``. Closing the iterator drops the rows in flight. Raises as ``generate``.
@@ -168,6 +170,7 @@ class Ensemble:
             memory=memory,
             order=order,
             prefill_tokens=prefill_tokens,
+            share_prefixes=share_prefixes,
             chat=chat,
             system=system,
         )

@@ -35,7 +35,7 @@ class Request:
     seed: int | None = None
 
 
-@dataclass
+@dataclass(eq=False)  # a row is itself, whatever it holds
 class Row:
     """One sequence being generated.
 

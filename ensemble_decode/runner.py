@@ -38,11 +38,15 @@ class Logits:
 
 
 class RunnerStats:
-    """Work so far. ``tokens``: ids forwarded; ``forwards``: calls of the decoder; ``seconds``: spent in them and the head."""
+    """Work so far. ``tokens``: ids forwarded; ``forwards``: calls of the decoder; ``seconds``: spent in them and the head.
+
+    ``reused``: ids that did not have to be forwarded, for another row had begun with them.
+    """
 
     def __init__(self, device: torch.device):
         self.tokens = 0
         self.forwards = 0
+        self.reused = 0
         self.clock = SectionClock(device)
 
     @property
@@ -133,9 +137,21 @@ class Runner:
 
     # -- slots ---------------------------------------------------------------------------------------------------
 
-    def acquire(self) -> int:
-        """A free slot with length 0; the cache grows by whole blocks where none is free."""
-        return self.cache.acquire()
+    def acquire(self, ids: Sequence[int] | None = None) -> int:
+        """A free slot; the cache grows by whole blocks where none is free.
+
+        Its length is 0, or with ``ids`` (what the row is to hold) as many of them as another row acquired so begins with:
+        at least ``prefixes.SHORTEST``, never the last.
+        """
+        slot = self.cache.acquire(ids)
+        self.stats.reused += self.cache.length(slot)
+        return slot
+
+    def take_over(self, slot: int, ids: Sequence[int]) -> int:
+        """Look again for the beginning of ``ids`` in other slots, for a slot that is still empty; its length then."""
+        found = self.cache.take_over(slot, ids)
+        self.stats.reused += found
+        return found
 
     def release(self, slot: int) -> None:
         """Give a slot back; its content is gone."""
@@ -177,8 +193,8 @@ class Runner:
             for pieces in forwards:
                 self._forward(pieces, new_ids, counts, wanted, read)
             out = self._head(read, wanted)
-        for slot, count in zip(slots, counts, strict=True):
-            self.cache.advance(slot, count)
+        for slot, ids in zip(slots, new_ids, strict=True):
+            self.cache.advance(slot, len(ids), ids)
         self.stats.tokens += sum(counts)
         self.stats.forwards += len(forwards)
         return out

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .sampling import Sampling
 
 PREFILL_TOKENS = 2048  # prompt tokens that one round reads of each model
+WORTH_WAITING = 64  # tokens that another row is about to read, from which on it pays to wait a round for them
 _CALM = 256  # rounds without a failed allocation after which one more row is let in
 _PROGRAMS = 16  # engines of rows' own methods that are kept for the next such row
 _OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
@@ -41,14 +42,25 @@ class Scheduler:
     ``room`` says which rows the caches' limits hold. Where running rows outgrow them, the youngest is put back and read again
     later. Where an allocation fails, the round is undone, the caches are freed, and half as many rows go on; the number grows
     again with time. A row that does not fit alone fails, with the figures. No result depends on any of this.
+
+    ``share``: rows that begin alike are read once. What a slot holds of a new row's beginning is copied; where a row that joins in
+    the same round is about to read it, the new row waits for the next one.
     """
 
-    def __init__(self, engine: Engine, *, room: Room | None = None, prefill_tokens: int = PREFILL_TOKENS) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        room: Room | None = None,
+        prefill_tokens: int = PREFILL_TOKENS,
+        share: bool = False,
+    ) -> None:
         if prefill_tokens < 1:
             raise InputError(f"prefill_tokens must be at least 1, got {prefill_tokens!r}")
         self.engine = engine
         self.room = room if room is not None else Room(engine.runners)
         self.prefill_tokens = prefill_tokens
+        self.share = share
         self.active: list[Row] = []
         self.limit = engine.batch_size
         self.put_back = 0  # rows that made room for others
@@ -77,10 +89,13 @@ class Scheduler:
             for row in self.active:
                 self._close(row)
             self.active = []
+            for runner in self.engine.runners:
+                runner.cache.forget()
 
     # -- rows come and go --------------------------------------------------------------------------------------------
 
     def _admit(self, source: Iterator[Row | None]) -> Iterator[Row]:
+        """Let in rows that the caches hold; they get their slots when their turn to be read comes."""
         new: list[Row] = []
         while len(self.active) + len(new) < self.limit:
             row = self._next(source)
@@ -99,8 +114,8 @@ class Scheduler:
             else:
                 row.fail(self.room.why_not(row), "memory")
                 yield row
-        if new:
-            yield from self._open(new)
+        self.active += new
+        self._reading += new
 
     def _next(self, source: Iterator[Row | None]) -> Row | None:
         if self._waiting:
@@ -111,23 +126,27 @@ class Scheduler:
             self._exhausted = True
             return None
 
-    def _open(self, new: list[Row]) -> Iterator[Row]:
-        reason = None
-        try:
-            self.room.make([*self.active, *new], self.limit)
-            for row in new:
-                for m in row.models:
-                    row.slots[m] = self.engine.runners[m].acquire()
-        except (RuntimeError, MemoryError, EnsembleError) as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = str(error)
-        everyone = [*self.active, *new]
-        if reason is not None:
-            yield from self._start_smaller(everyone, reason)
-        else:
-            self.active = everyone
-            self._reading += new
+    def _take_slots(self, row: Row) -> None:
+        for m in row.models:
+            if row.slots[m] is None:
+                runner = self.engine.runners[m]
+                row.slots[m] = slot = runner.acquire(row.pending(m) if self.share else None)
+                row.cached[m] = runner.length(slot)
+
+    def _waits(self, row: Row, joined: Sequence[Row]) -> bool:
+        """Whether a row that joins in this round is about to read a beginning that this one can take over in the next.
+
+        The primary's ids decide: it reads every row that joins, while other models may wait behind a gate.
+        """
+        m = row.primary
+        if not self.share or not joined or row.slots[m] is not None:
+            return False
+        ids = row.pending(m)
+        reach = self.engine.runners[m].cache.shared(ids) + WORTH_WAITING
+        head = ids[:reach]
+        return len(ids) > reach and any(
+            other.primary == m and other.request.prompt_ids[m][:reach] == head for other in joined
+        )
 
     def _close(self, row: Row) -> None:
         for m, slot in enumerate(row.slots):
@@ -187,11 +206,15 @@ class Scheduler:
         Returns the rows that read a chunk.
         """
         left = [self.prefill_tokens] * len(self.engine.runners)
-        while self._reading:
-            row = self._reading[0]
+        joined: list[Row] = []
+        for row in list(self._reading):
+            if self._waits(row, joined):
+                continue
+            self._take_slots(row)
             pending = {m: row.pending(m) for m in row.models}
             if all(len(ids) <= left[m] for m, ids in pending.items()):
-                self._reading.pop(0)
+                self._reading.remove(row)
+                joined.append(row)
                 for m, ids in pending.items():
                     left[m] -= len(ids)
                 continue

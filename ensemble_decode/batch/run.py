@@ -31,7 +31,8 @@ class Counts:
     """A run so far. Lists are per model. Seconds and tokens are of finished rows, forwards and ``forwarded`` of all.
 
     ``cache_bytes``: held now; ``peak_cache_bytes``: the most, copies included. ``put_back``: rows that had to make room for others;
-    ``failed_allocations``: how often the batch was halved.
+    ``failed_allocations``: how often the batch was halved. ``prefix_tokens_reused``: tokens of prompts that were copied from another row
+    instead of being forwarded.
     """
 
     rows: int = 0
@@ -43,6 +44,7 @@ class Counts:
     errors: dict[str, int] = field(default_factory=dict)
     forwards: list[int] = field(default_factory=list)
     forwarded: list[int] = field(default_factory=list)
+    prefix_tokens_reused: list[int] = field(default_factory=list)
     forward_seconds: list[float] = field(default_factory=list)
     fusion_seconds: float = 0.0
     host_seconds: float = 0.0
@@ -88,6 +90,7 @@ class BatchRun(Iterator[BatchResult]):
         memory: int | float | str | None,
         order: Order,
         prefill_tokens: int,
+        share_prefixes: bool,
         chat: ChatMode,
         system: SystemMode,
     ) -> None:
@@ -115,10 +118,10 @@ class BatchRun(Iterator[BatchResult]):
         self.limits = cache_limits(runners, memory)
         engine = Engine(runners, ensemble.vocab, ensemble.weights, method, self._sampling, batch_size)
         self._room = Room(runners, self.limits)
-        self._scheduler = Scheduler(engine, room=self._room, prefill_tokens=prefill_tokens)
+        self._scheduler = Scheduler(engine, room=self._room, prefill_tokens=prefill_tokens, share=share_prefixes)
         for runner in runners:
             runner.cache.peak_bytes = runner.cache.bytes_allocated
-        self._at_start = [(runner.stats.forwards, runner.stats.tokens) for runner in runners]
+        self._at_start = [(r.stats.forwards, r.stats.tokens, r.stats.reused) for r in runners]
         self._began = time.perf_counter()
         self._counts = Counts(forward_seconds=[0.0] * len(runners))
         self.on_step: Callable[[], None] | None = None
@@ -148,8 +151,9 @@ class BatchRun(Iterator[BatchResult]):
             errors=dict(self._counts.errors),
             forward_seconds=list(self._counts.forward_seconds),
             running=len(self._scheduler.active),
-            forwards=[r.stats.forwards - was for r, (was, _) in zip(runners, self._at_start, strict=True)],
-            forwarded=[r.stats.tokens - was for r, (_, was) in zip(runners, self._at_start, strict=True)],
+            forwards=[r.stats.forwards - was for r, (was, _, _) in zip(runners, self._at_start, strict=True)],
+            forwarded=[r.stats.tokens - was for r, (_, was, _) in zip(runners, self._at_start, strict=True)],
+            prefix_tokens_reused=[r.stats.reused - was for r, (_, _, was) in zip(runners, self._at_start, strict=True)],
             seconds=time.perf_counter() - self._began,
             rounds=self._scheduler.rounds,
             cache_bytes=sum(runner.cache.bytes_allocated for runner in runners),

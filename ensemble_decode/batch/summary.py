@@ -41,8 +41,15 @@ class Summary:
             "acceptance": counts.accepted / counts.drafted if counts.drafted else None,
             "rounds": counts.rounds,
             "models": [
-                {"name": name, "forwards": f, "tokens": t, "seconds": s}
-                for name, f, t, s in zip(models, counts.forwards, counts.forwarded, counts.forward_seconds, strict=True)
+                {"name": name, "forwards": f, "tokens": t, "prefix_tokens_reused": r, "seconds": s}
+                for name, f, t, r, s in zip(
+                    models,
+                    counts.forwards,
+                    counts.forwarded,
+                    counts.prefix_tokens_reused,
+                    counts.forward_seconds,
+                    strict=True,
+                )
             ],
             "seconds_forward": sum(counts.forward_seconds),
             "seconds_fusion": fused,
@@ -77,8 +84,10 @@ class Summary:
             shares.append(f"{run['acceptance']:.0%} of the drafted accepted")
         out.append("; ".join(shares))
         for model in run["models"]:
+            reused = model["prefix_tokens_reused"]
             out.append(
                 f"{model['name']}: {model['forwards']} forwards of {model['tokens']} tokens, {model['seconds']:.1f} s"
+                + (f"; {reused} tokens of prompts copied from rows that begin alike" if reused else "")
             )
         out.append(
             f"forward {run['seconds_forward']:.1f} s, fusion {run['seconds_fusion']:.1f} s, host {run['seconds_host']:.1f} s"
