@@ -12,7 +12,7 @@ INSTALL = $(PYTHON) -m venv --clear $(VENV) && $(PIP_INSTALL) torch && $(PIP_INS
 READY := $(VENV)/$(if $(or $(filter-out demo models,$(MAKECMDGOALS)),$(wildcard $(VENV)/.dev)),.dev,.demo)
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/* buildtools/*)
 
-.PHONY: demo test tests slow lint models oracle bench clean
+.PHONY: demo test tests slow lint models oracle bench determine clean
 
 demo: $(READY)
 	$(BIN)/ensemble-decode demo
@@ -56,6 +56,10 @@ oracle: models
 bench: models
 	mkdir -p .benchmarks
 	$(BIN)/ensemble-decode bench page docs/benchmarks --json .benchmarks/latency.json --html .benchmarks/latency.html
+
+# Which of three small models to ensemble: the report of docs/determine.md, in minutes on two cores.
+determine: models
+	$(BIN)/ensemble-decode determine --demo --out .benchmarks/determine
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks

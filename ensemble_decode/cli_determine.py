@@ -18,6 +18,14 @@ def determine(
         list[str] | None,
         typer.Option("--model", "-m", help="A candidate, as for generate. Repeat for several.", rich_help_panel=_INPUT),
     ] = None,
+    demo: Annotated[
+        bool,
+        typer.Option(
+            "--demo",
+            help="The demo models and a shortened one on generated questions, in place of --model and --data.",
+            rich_help_panel=_INPUT,
+        ),
+    ] = False,
     data: Annotated[
         Path | None,
         typer.Option(help="JSON lines with prompt, answer and optionally id and grader.", rich_help_panel=_INPUT),
@@ -47,9 +55,17 @@ def determine(
     texts_only: Annotated[
         bool, typer.Option("--texts-only", help="Load no model: every response is given.", rich_help_panel=_INPUT)
     ] = False,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", rich_help_panel=_GENERATION)] = 256,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option("--max-new-tokens", "-n", show_default="256, 16 with --demo", rich_help_panel=_GENERATION),
+    ] = None,
     stop: Annotated[
-        list[str] | None, typer.Option(help="End before this text; may be repeated.", rich_help_panel=_GENERATION)
+        list[str] | None,
+        typer.Option(
+            help="End before this text; may be repeated.",
+            show_default="none, the end of a line with --demo",
+            rich_help_panel=_GENERATION,
+        ),
     ] = None,
     system_merge: Annotated[
         bool,
@@ -107,10 +123,16 @@ def determine(
     ] = False,
 ) -> None:
     """Compare candidate models on your data: are they worth combining, which, and how?"""
-    if not model:
-        raise InputError("no model given; give the candidates, such as --model demo:smollm2 --model demo:gemma3")
     saved, samples = _files(generations, "--generations"), _files(harness, "--harness")
     screen, terminal = Console(stderr=True), Console()
+    if demo:
+        if model or data or samples:
+            raise InputError("--demo has its own models and data; leave out --model, --data and --harness")
+        model, data, max_new_tokens, stop = _demo(out, max_new_tokens, stop, screen)
+    if not model:
+        raise InputError(
+            "no model given; give the candidates, such as --model demo:smollm2 --model demo:gemma3, or --demo"
+        )
     if not texts_only:
         from ensemble_decode import models
 
@@ -135,7 +157,7 @@ def determine(
             folder=out,
             limit=limit,
             texts_only=texts_only,
-            max_new_tokens=max_new_tokens,
+            max_new_tokens=256 if max_new_tokens is None else max_new_tokens,
             stop=stop or (),
             chat="plain" if plain else "template",
             system="merge" if system_merge else "error",
@@ -169,6 +191,28 @@ def determine(
     else:
         show(report, terminal)
     screen.print(f"Written: {', '.join(str(file) for file in files)}", highlight=False, soft_wrap=True)
+
+
+def _demo(
+    out: Path, max_new_tokens: int | None, stop: list[str] | None, screen: Console
+) -> tuple[list[str], Path, int, list[str]]:
+    """The candidates, the questions and the settings of --demo, made in the output folder; says how to run the same without it."""
+    from ensemble_decode import models
+    from ensemble_decode.determination import demo
+    from ensemble_decode.determination.words import shell
+
+    for name in demo.MODELS:
+        models.fetch_demo(name.removeprefix("demo:"), screen)
+    data = demo.write_questions(out / "questions.jsonl")
+    with screen.status("Making the shortened model"):
+        quiet_libraries()
+        third = demo.shortened(out / f"smollm2-{demo.LAYERS}-layers")
+    chosen = [*demo.MODELS, str(third)]
+    tokens, ends = demo.MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens, stop or [demo.STOP]
+    words = ["ensemble-decode determine", *(f"--model {shell(name)}" for name in chosen), f"--data {shell(str(data))}"]
+    words += [f"--max-new-tokens {tokens}", *(f"--stop {shell(end)}" for end in ends), f"--out {shell(str(out))}"]
+    screen.print(f"The same as: {' '.join(words)}", highlight=False, soft_wrap=True, markup=False)
+    return chosen, data, tokens, ends
 
 
 class _Bars:

@@ -40,14 +40,14 @@ figcaption b { color: var(--ink) }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; font-variant-numeric: tabular-nums }
 th, td { padding: .4rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap }
 tr:last-child > * { border-bottom: 0 }
-th:first-child, td:first-child, .name { text-align: left }
-.name { white-space: normal; overflow-wrap: anywhere; min-width: 8rem }
-tbody th { font-weight: 400 }
+th:first-child { text-align: left }
+tbody th { font-weight: 400; white-space: normal; min-width: 7rem }
+.name { display: inline-block; white-space: normal; overflow-wrap: anywhere; max-width: 16rem }
 .key { display: inline-block; min-width: 1.5em; text-align: center; color: #fff; border-radius: 4px; font-weight: 600; padding: 0 .3em }
 .examples { display: grid; gap: 1rem }
 dl { margin: 0 } dt { font-weight: 600; margin-top: .6rem } dd { margin: 0 }
 .soft { color: var(--soft); font-size: .9rem }
-@media (max-width: 40rem) { main { padding: .6rem } .verdict strong { font-size: 1.2rem } th, td { padding: .35rem .5rem } }
+@media (max-width: 40rem) { main { padding: .6rem } .verdict strong { font-size: 1.2rem } th, td { padding: .35rem .5rem; white-space: normal } }
 """
 
 _CAPTIONS = {
@@ -125,27 +125,22 @@ def _verdict(report: Report) -> str:
 
 
 def _models(report: Report) -> str:
-    figures = words.model_figures(report)
-    heads = ["", "model", *figures]
-    rows = [[_key(m), escape(report.names[m]), *cells] for m, cells in enumerate(zip(*figures.values(), strict=True))]
-    return _table(heads, rows, names=1)
+    """A column a model, so that a phone shows two or three of them whole."""
+    heads = ["", *(_key(m) for m in range(len(report.models)))]
+    names = [f'<span class="name">{escape(name)}</span>' for name in report.names]
+    return _table(heads, [["model", *names], *([name, *cells] for name, cells in words.model_figures(report).items())])
 
 
 def _pairs(report: Report) -> str:
     heads = ["", *(f"{_key(pair.first)} {_key(pair.second)}" for pair in report.pairs)]
-    return _table(heads, [[escape(name), *values] for name, values in pair_rows(report)], names=0)
+    return _table(heads, [[name, *values] for name, values in pair_rows(report)])
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]], names: int) -> str:
-    """Cells are HTML already. ``names``: the column that holds names and may wrap."""
-
-    def cell(tag: str, i: int, text: str) -> str:
-        return f'<{tag} class="name">{text}</{tag}>' if i == names else f"<{tag}>{text}</{tag}>"
-
-    head = "".join(cell("th", i, text) for i, text in enumerate(heads))
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Cells are HTML already; the first of a row is its head."""
+    head = "".join(f"<th>{text}</th>" for text in heads)
     body = "".join(
-        "<tr>" + "".join(cell("th" if i == 0 else "td", i, text) for i, text in enumerate(row)) + "</tr>"
-        for row in rows
+        f"<tr><th>{name}</th>" + "".join(f"<td>{text}</td>" for text in cells) + "</tr>" for name, *cells in rows
     )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 

@@ -1,6 +1,7 @@
-"""Which models to combine, if any: the rules of "Determine-then-ensemble" (arXiv 2410.03777, section 5), each a parameter.
+"""Which models to combine, if any: the rules of "Determine-then-ensemble" (arXiv 2410.03777), each a parameter.
 
-The paper combines models whose scores lie within 10 % of the best and whose responses are of comparable length. The choice of the method
+The paper combines models whose scores lie within 10 % of the best and whose responses are of comparable length. That 10 % means points of
+accuracy, and every other number, is this package's default and not the paper's. The choice of the method
 follows what the three methods were made for: UniTE (2410.03777) answers of a few tokens, SAFE (2510.15346) long ones and
 tokenizers that disagree, SpecFuse (2412.07380) open-ended text.
 """
@@ -20,7 +21,7 @@ from .stats import Bootstrap, Estimate
 class Rules:
     """What makes a set of models worth combining, and which method suits it.
 
-    ``max_gap``: how far a score may lie below the best one; in ``points`` (0.1 is ten points of accuracy, as the paper's tables count) or
+    ``max_gap``: how far a score may lie below the best one; in ``points`` (0.1 is ten points of accuracy) or
     ``relative`` to the best score. ``max_length_ratio``: of mean words, longer over shorter, between any two members. ``min_room``:
     how much a further model must raise the oracle-choice score. ``short_words``: mean words up to which answers are short;
     ``near_equal``: word agreement from which two tokenizers are nearly equal. ``open_ended``: whether the task has no right answers

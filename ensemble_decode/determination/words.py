@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from .stats import Estimate
@@ -68,10 +69,19 @@ def model_figures(report: Report) -> dict[str, list[str]]:
 
 
 def command(report: Report) -> str:
-    """How to run what is recommended."""
-    advice = report.recommendation
-    models = " ".join(f"--model {report.names[m]}" for m in advice.models)
-    return f"ensemble-decode generate {models} --method {advice.method} --max-new-tokens 256 'PROMPT'"
+    """How to run what is recommended, with the settings of the responses."""
+    advice, generation = report.recommendation, report.settings["generation"]
+    options = [f"--model {shell(report.names[m])}" for m in advice.models]
+    options += [f"--method {advice.method}", f"--max-new-tokens {generation['max_new_tokens']}"]
+    options += [f"--stop {shell(stop)}" for stop in generation["stop"]]
+    return f"ensemble-decode generate {' '.join(options)} 'PROMPT'"
+
+
+def shell(text: str) -> str:
+    """A word for a shell, line ends written out."""
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + text.encode("unicode_escape").decode().replace("'", "\\'") + "'"
 
 
 def cost_sentence(report: Report) -> str | None:

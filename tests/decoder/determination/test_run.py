@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 from support import tiny_models, tokenizers
+from support.determine_figures import check, saved
 
 import ensemble_decode as ed
 from ensemble_decode import cli
 from ensemble_decode.determination import running
-from ensemble_decode.determination.figures import likeness
-from ensemble_decode.determination.tokens import common_words, unsafe_positions, word_agreement
+from ensemble_decode.determination.tokens import common_words
 
 pytest.importorskip("matplotlib")
 
@@ -43,59 +43,13 @@ def study(specs, tmp_path_factory):
     return ed.determine(specs, **arguments), folder, arguments
 
 
-def saved(folder, kind):
-    """Records by file."""
-    out = {}
-    for file in sorted((folder / kind).glob("*.jsonl")):
-        header, *lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        out[json.dumps(header["settings"])] = {line["id"]: line for line in lines}
-    return out
-
-
-def of(saved_files, *specs):
-    """The records of one model, or of an ordered pair."""
-    wanted = (
-        json.dumps([running.identity(s) for s in specs])[1:-1]
-        if len(specs) == 1
-        else json.dumps([running.identity(s) for s in specs])
-    )
-    (found,) = [records for settings, records in saved_files.items() if wanted in settings]
-    return found
-
-
 def test_each_number_is_that_of_the_saved_responses(study, specs):
     report, folder, _ = study
-    generations, firsts = saved(folder, "generations"), saved(folder, "first-tokens")
-    texts = [of(generations, spec) for spec in specs]
+    scores = [model.score.value for model in report.models]
+    assert len(set(scores)) > 1
+    assert all(pair.js["5"] > 0 for pair in report.pairs)
     vocabs = [ed.ModelVocab.build(tokenizers.build(name)) for name in TOKENIZERS]
-    scores = np.array([["e" in texts[m][item["id"]]["text"] for item in DATA] for m in range(3)], float)
-    assert 0 < scores.mean() < 1
-    for m, figures in enumerate(report.models):
-        own = [texts[m][item["id"]] for item in DATA]
-        assert figures.score.value == pytest.approx(scores[m].mean())
-        assert figures.gap.value == pytest.approx(scores.mean(1).max() - scores[m].mean())
-        assert figures.characters.mean == pytest.approx(np.mean([len(r["text"]) for r in own]))
-        assert figures.words.median == pytest.approx(np.median([len(r["text"].split()) for r in own]))
-        assert figures.cut == pytest.approx(np.mean([r["finish_reason"] == "length" for r in own]))
-        assert figures.ended == pytest.approx(np.mean([r["finish_reason"] == "end" for r in own]))
-    for pair in report.pairs:
-        a, b = pair.first, pair.second
-        assert pair.both == pytest.approx((scores[a] * scores[b]).mean())
-        assert pair.only_first == pytest.approx((scores[a] * (1 - scores[b])).mean())
-        assert pair.oracle.value == pytest.approx(np.maximum(scores[a], scores[b]).mean())
-        assert pair.word_agreement == word_agreement(vocabs[a], vocabs[b], common_words(300))
-        for (m, other), share in zip(((a, b), (b, a)), pair.unsafe, strict=True):
-            counts = [
-                unsafe_positions(vocabs[m], vocabs[other], vocabs[m].decode(r["token_ids"]), r["token_ids"])
-                for r in texts[m].values()
-            ]
-            assert share == pytest.approx(sum(u for u, _ in counts) / sum(n for _, n in counts))
-        records = [[of(firsts, specs[x], specs[y])[i["id"]] for i in DATA] for x, y in ((a, b), (b, a))]
-        js, js_at, same, stands = likeness(*records, (1, 2, 5))
-        assert (pair.js, pair.js_at, pair.same_top, pair.stands) == (js, js_at, same, stands)
-        assert pair.js["5"] > 0
-    assert report.cost.device == "h100-sxm"
-    assert set(report.cost.alone) == {specs[m] for m in report.recommendation.models}
+    check(json.loads(report.to_json()), report.to_html(), folder, specs, vocabs, DATA, common_words(300))
 
 
 def test_responses_are_each_models_own(study, specs):
@@ -103,7 +57,7 @@ def test_responses_are_each_models_own(study, specs):
     for spec in specs:
         alone = ed.Ensemble.load([spec], dtype="float32", cache_dir=None)
         done = alone.generate([i["prompt"] for i in DATA], method=ed.Single(), max_new_tokens=12)
-        own = of(saved(folder, "generations"), spec)
+        own = saved(folder, "generations", spec)
         for item, completion in zip(DATA, done, strict=True):
             record = own[item["id"]]
             assert record["text"] == completion.text
@@ -113,8 +67,8 @@ def test_responses_are_each_models_own(study, specs):
 def test_first_tokens_are_judged_on_the_first_models_text(study, specs):
     """JS along a model's own text, written out: both models read the same bytes."""
     _, folder, _ = study
-    record = of(saved(folder, "first-tokens"), specs[0], specs[1])["q0"]
-    own = of(saved(folder, "generations"), specs[0])["q0"]
+    record = saved(folder, "first-tokens", specs[0], specs[1])["q0"]
+    own = saved(folder, "generations", specs[0])["q0"]
     ensemble = ed.Ensemble.load(specs[:2], dtype="float32", cache_dir=None)
     vocab = ensemble.vocab
     for j in range(3):
@@ -248,6 +202,8 @@ def test_the_command_line(study, specs, tmp_path, monkeypatch, capsys):
     assert whole == json.loads(report.to_json())
     for wrong, word in (
         ([*options], "no model given"),
+        (["--demo", *models], "its own models"),
+        (["--demo", *options], "its own models"),
         ([*models, "--generations", "abc", *options], "MODEL=FILE"),
         ([*models, "--max-gap", "-1", *options], "max_gap"),
         ([*models, "--cost-device", "abacus", *options], "abacus"),
