@@ -130,9 +130,9 @@ class SpecFuse:
         if row.request.trace:
             row.trace.append(_trace(ballot, scores, totals, winner, test, standing))
         chosen = ballot.candidates[winner]
-        row.append_segment(chosen.text, ended=chosen.ended, ensembled=len(ballot.active) > 1)
-        for m in test.left:
+        for m in test.left:  # before the text grows: a context that it fills ends the row only where its model stays
             engine.leave(row, m)
+        row.append_segment(chosen.text, ended=chosen.ended, ensembled=len(ballot.active) > 1)
         return winner
 
 

@@ -218,6 +218,32 @@ def next_distribution(ensemble, method, text: str) -> dict[bytes, float]:
     return {c: p for c, p in zip(step.candidates, step.probs, strict=True) if p > 0}
 
 
+@pytest.mark.parametrize("draft_length", [1, 4, "auto"])
+def test_trace_tells_what_stood_and_what_the_ensemble_chose(draft_length):
+    """A step per token: a drafted one with the primary's probability, a fused one with E there, each as decoding to it gives them."""
+    ensemble = byte_ensemble(2, spread=0.6)
+    seen = {True: 0, False: 0}
+    for prompt in ("abcd", "xyz"):
+        method = ed.SAFE(base=ed.UniTE(top_k=8), draft_length=draft_length, sharpen=NONE)
+        (row,) = ensemble.generate(prompt, method=method, max_new_tokens=16, trace=True)
+        assert len(row.trace) == len(row.token_ids)
+        assert b"".join(step.chosen for step in row.trace if not step.ended) == row.data
+        assert [i for i, step in enumerate(row.trace) if step.ensembled] == row.ensembled_at
+        assert [step.ended for step in row.trace[:-1]] == [False] * (len(row.trace) - 1)
+        assert row.trace[-1].ended == (row.finish_reason == "end")
+        text = prompt.encode()
+        for step in row.trace:
+            if all(byte < 128 for byte in text):
+                there = next_distribution(ensemble, ed.UniTE(top_k=8) if step.ensembled else ed.Single(), text.decode())
+                assert there[step.chosen] == pytest.approx(step.probs[step.candidates.index(step.chosen)], abs=1e-5)
+                if step.ensembled:
+                    kept = {c: p for c, p in zip(step.candidates, step.probs, strict=True) if p > 0}
+                    assert kept == pytest.approx(there, abs=1e-5)
+                seen[step.ensembled] += 1
+            text += step.chosen
+    assert min(seen.values()) > 3, seen
+
+
 SAMPLES = 1200
 
 

@@ -88,7 +88,7 @@ def _combinations():
     groups = list(GROUPS)
     for i, method in enumerate(METHODS):
         for j in range(2):
-            yield groups[(2 * i + 3 * j + i // 4) % len(groups)], method, i
+            yield groups[(2 * i + 5 * j + i // 9) % len(groups)], method, i
 
 
 @pytest.mark.parametrize(("group", "method", "number"), list(_combinations()))

@@ -4,7 +4,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import tiny_models, tokenizers
 from support.equality import TIE, Pair, recall, tiny
+from support.oracle.model import Model, align
 from support.oracle.specfuse import specfuse
 
 import ensemble_decode as ed
@@ -78,6 +80,38 @@ def test_ends_stops_and_contexts():
     check(GROUPS["two"](), PROMPTS[:4], ed.SpecFuse(segment_length=4), 20, stop=[" ", "e"])
     limited = tiny(("llama3", "gemma", "metaspace"), seed=2, max_position_embeddings=30)
     check(limited, PROMPTS[:4], ed.SpecFuse(segment_length=4, exit_threshold=0.0), 40)
+
+
+@pytest.mark.parametrize(("leaver", "context"), [(0, 20), (2, 8)])
+def test_a_context_that_is_full_when_its_model_leaves_ends_nothing(leaver, context):
+    """After "Hello 😀" the segment that fills the context of a model is the one before it leaves; the others go on."""
+    names = ("llama3", "gemma", "qwen2")
+
+    def make():
+        return [
+            tiny_models.tiny_model(
+                tiny_models.USUAL[name],
+                name,
+                seed=i,
+                padding=3 * i,
+                max_position_embeddings=context if i == leaver else 512,
+            )
+            for i, name in enumerate(names)
+        ]
+
+    tokens = [tokenizers.build(name) for name in names]
+    ensemble = ed.Ensemble.from_models(make(), tokens, attention="sdpa")
+    pair = Pair(names, ensemble, align([Model(*both, share=True) for both in zip(make(), tokens, strict=True)]))
+    method = ed.SpecFuse(segment_length=4, exit_threshold=0.97)
+    assert check(pair, ["Hello 😀"], method, 24) == 1
+    (done,) = ensemble.generate("Hello 😀", method=method, max_new_tokens=24, trace=True)
+    rounds = [step.segment for step in done.trace]
+    last = next(i for i, made in enumerate(rounds) if leaver in made.left)
+    written = b"".join(step.chosen for step in done.trace[: last + 1])
+    model = ensemble.vocab.models[leaver]
+    held = len(ensemble._prompt_ids(leaver, "Hello 😀", "template", "error")) + len(model.encode(written))
+    assert held == context
+    assert last + 1 < len(rounds)
 
 
 text = st.text(
