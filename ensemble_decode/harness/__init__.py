@@ -9,7 +9,8 @@ On a command line ``ensemble-decode lm-eval`` is the harness's own ``lm_eval`` w
 from ..errors import InputError
 
 try:
-    import lm_eval  # noqa: F401
+    # The harness registers its own models only while its registry is empty, so they come first.
+    import lm_eval.models  # noqa: F401
 except ImportError as error:
     raise InputError(
         "the bridge to lm-evaluation-harness needs lm_eval: pip install 'ensemble-decode[lm-eval]'"

@@ -1,13 +1,14 @@
 """lm-evaluation-harness: its own `hf` model beside `Single`, ensembles beside the chain written out, its command line."""
 
-import json
 import math
+import subprocess
 import sys
-from pathlib import Path
+from importlib import metadata
 
 import numpy as np
 import pytest
 from support import tiny_models
+from support.harness_samples import likelihoods, lines
 
 import ensemble_decode as ed
 
@@ -15,7 +16,6 @@ pytest.importorskip("lm_eval")
 
 from lm_eval.api.instance import Instance
 
-from ensemble_decode import cli
 from ensemble_decode.errors import InputError
 from ensemble_decode.harness import EnsembleLM
 
@@ -247,53 +247,27 @@ def test_what_cannot_be_is_refused_by_name(folders, together):
         lm.apply_chat_template([{"role": "user", "content": "x"}])
 
 
+def test_the_package_offers_its_model_as_a_plugin():
+    """Releases of the harness that read entry points find it by name; the registry takes entry points as they are."""
+    from lm_eval.api.model import LM
+    from lm_eval.api.registry import Registry
+
+    found = {one.name: one for one in metadata.entry_points(group="lm_eval.models")}
+    registry = Registry("model", base_cls=LM)
+    for name in ("ensemble_decode", "ensemble-decode"):
+        registry.register(name, target=found[name])
+        assert registry.get(name) is EnsembleLM
+        assert found[name].value == f"{EnsembleLM.__module__}:{EnsembleLM.__name__}"
+
+
+def test_the_harness_keeps_its_own_models():
+    """In a process of its own: here other tests have imported them."""
+    asked = "import ensemble_decode.harness, lm_eval.api.registry as r; print(*r.model_registry.keys())"
+    names = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
+    assert {"ensemble_decode", "hf", "vllm", "dummy"} <= set(names)
+
+
 # -- the harness's own command line --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tasks(tmp_path):
-    """The YAML tasks of this folder on data made here."""
-    lines = [
-        {"question": "The quick brown", "options": ["fox", "press", "dog"], "answer": 0},
-        {"question": "The printing", "options": ["cat", "press"], "answer": 1},
-        {"question": "Größe und", "options": ["Länge", "Breite"], "answer": 0},
-    ]
-    data = tmp_path / "data.jsonl"
-    data.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    home = tmp_path / "tasks"
-    home.mkdir()
-    for file in (Path(__file__).parent / "tasks").glob("*.yaml"):
-        (home / file.name).write_text(file.read_text().replace("DATA", str(data)))
-    return home
-
-
-@pytest.fixture
-def lm_eval(monkeypatch, tmp_path, tasks):
-    """Run `ensemble-decode lm-eval` in this process; results and samples by task."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-
-    def run(*arguments):
-        out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
-        command = [
-            "lm-eval",
-            "run",
-            *arguments,
-            "--include_path",
-            str(tasks),
-            "--output_path",
-            str(out),
-            "--log_samples",
-        ]
-        monkeypatch.setattr(sys, "argv", ["ensemble-decode", *command])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        assert not stopped.value.code
-        results = json.loads(next(out.rglob("results_*.json")).read_text())["results"]
-        samples = {file.name.split("_20")[0].removeprefix("samples_"): file for file in out.rglob("samples_*.jsonl")}
-        return results, samples
-
-    return run
 
 
 @pytest.mark.slow
@@ -332,14 +306,6 @@ def test_its_command_line_runs_local_tasks_and_determine_reads_what_it_leaves(lm
     assert [one.text for one in written.responses[0]] == [
         line["resps"][0][0] for line in lines(samples_both["local_write"])
     ]
-
-
-def lines(file):
-    return sorted((json.loads(line) for line in file.read_text().splitlines()), key=lambda line: line["doc_id"])
-
-
-def likelihoods(line):
-    return [float(resp[0][0]) for resp in line["resps"]]
 
 
 def test_simple_evaluate_finds_the_model(folders, tasks, monkeypatch, tmp_path):
