@@ -3,7 +3,7 @@
     python benches/bench_batch.py throughput           # bfloat16 demo models, a length mix with a heavy tail
     python benches/bench_batch.py throughput --tiny    # the same on random tiny models in float32
     python benches/bench_batch.py linear               # cost per row of 100, 400 and 1600 rows; memory over 2000 rows
-    python benches/bench_batch.py prefix               # what sharing a common prefix could save
+    python benches/bench_batch.py prefix               # a common beginning read once against by every row
 
 Prints ratios and medians: absolute times of a shared CPU mean nothing to anybody else.
 """
@@ -26,6 +26,7 @@ from ensemble_decode.batch import BatchRequest
 from ensemble_decode.bench import random_models
 
 BATCH = 16
+METHODS = {"unite": ed.UniTE(), "safe": ed.SAFE()}
 
 
 def heavy_tail(rows: int, longest: int, seed: int = 0) -> list[BatchRequest]:
@@ -41,6 +42,17 @@ def one_by_one(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: 
         (done,) = ensemble.generate([request.prompt], method=method, max_new_tokens=request.max_new_tokens)
         tokens += len(done.token_ids)
     return tokens
+
+
+def limited(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: object) -> tuple[int, int]:
+    """Bytes that the caches may take for a third of a batch of these rows, and the most that they took."""
+    for runner in ensemble.runners:
+        runner.cache.reset()
+    limit = BATCH // 3 * 256 * sum(runner.cache.bytes_per_token for runner in ensemble.runners)
+    run = ensemble.generate_batch(requests, method=method, batch_size=BATCH, memory=limit)
+    for _ in run:
+        pass
+    return limit, run.counts.peak_cache_bytes
 
 
 def static(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: object) -> int:
@@ -59,7 +71,7 @@ def continuous(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: 
 
 def throughput(options: argparse.Namespace) -> None:
     ensemble = load(options)
-    method = {"unite": ed.UniTE(), "safe": ed.SAFE()}[options.method]
+    method = METHODS[options.method]
     requests = heavy_tail(options.rows, options.longest)
     few = requests[:: max(1, len(requests) // 12)]  # one by one is slow: a sample of the same lengths
     pace: dict[str, list[float]] = {"one by one": [], "static": [], "continuous": []}
@@ -74,12 +86,14 @@ def throughput(options: argparse.Namespace) -> None:
             began = time.perf_counter()
             tokens = way(ensemble, rows, method)
             pace[name].append(tokens / (time.perf_counter() - began))
+            print(f"{name}: {pace[name][-1]:.1f} tokens/s", flush=True)
     lengths = [request.max_new_tokens or 0 for request in requests]
     print(f"{len(requests)} rows, mean {statistics.mean(lengths):.1f} tokens, longest {max(lengths)}, batch {BATCH}")
+    limit, peak = limited(ensemble, requests[:BATCH], method)
+    print(f"under a limit of {limit / 2**20:.1f} MiB the caches took {peak / 2**20:.1f} MiB at most")
     for name in ("static", "one by one"):
         ratios = [a / b for a, b in zip(pace["continuous"], pace[name], strict=True)]
         print(f"continuous / {name}: {statistics.median(ratios):.2f} (rounds: {', '.join(f'{r:.2f}' for r in ratios)})")
-    print("tokens/s: " + ", ".join(f"{name} {statistics.median(values):.1f}" for name, values in pace.items()))
 
 
 def resident() -> int:
@@ -113,20 +127,39 @@ def linear(options: argparse.Namespace) -> None:
     print("resident MiB every 250 of 2000 rows: " + ", ".join(f"{mark / 2**20:.1f}" for mark in marks))
 
 
+def beginning(ensemble: ed.Ensemble, tokens: int) -> str:
+    """A text of about so many tokens of the primary."""
+    text = ""
+    while len(ensemble.tokenizers[0].encode(text)) < tokens:
+        text += f"You are a careful assistant; rule {len(text)}: answer briefly and correctly. "
+    return text
+
+
 def prefix(options: argparse.Namespace) -> None:
-    """Prompts with one long common beginning: the share of the time that reading it again and again takes."""
+    """Prompts with one common beginning, read once or by every row: time of the job, by the beginning's length."""
     ensemble = load(options)
-    common = "You are a careful assistant. Answer briefly and correctly. " * 20
-    longer = [BatchRequest(f"{common}Question {i}:", max_new_tokens=16) for i in range(options.rows)]
-    bare = [BatchRequest(f"Question {i}:", max_new_tokens=16) for i in range(options.rows)]
-    times: dict[str, list[float]] = {"with": [], "without": []}
-    for _ in range(options.rounds):
-        for name, requests in (("with", longer), ("without", bare)):
-            began = time.perf_counter()
-            continuous(ensemble, requests, ed.UniTE())
-            times[name].append(time.perf_counter() - began)
-    ratio = statistics.median(a / b for a, b in zip(times["with"], times["without"], strict=True))
-    print(f"time with the prefix / without: {ratio:.2f}; sharing it could save at most {1 - 1 / ratio:.0%}")
+    for tokens in options.prefix_tokens:
+        common = beginning(ensemble, tokens)
+        requests = [BatchRequest(f"{common}Question {i}:", max_new_tokens=8) for i in range(options.rows)]
+        times: dict[bool, list[float]] = {True: [], False: []}
+        reused: list[int] = []
+        for _ in range(options.rounds):
+            for share in times:
+                began = time.perf_counter()
+                run = ensemble.generate_batch(
+                    requests, method=METHODS[options.method], batch_size=BATCH, share_prefixes=share
+                )
+                for _ in run:
+                    pass
+                times[share].append(time.perf_counter() - began)
+                reused = run.counts.prefix_tokens_reused if share else reused
+        ratios = [a / b for a, b in zip(times[False], times[True], strict=True)]
+        print(
+            f"{len(ensemble.tokenizers[0].encode(common))} tokens in common, {options.rows} rows of 8 tokens, batch {BATCH}: "
+            f"{statistics.median(ratios):.2f} times as fast with it read once "
+            f"(rounds: {', '.join(f'{r:.2f}' for r in ratios)}); tokens reused per model {reused}",
+            flush=True,
+        )
 
 
 def random_ensemble() -> ed.Ensemble:
@@ -147,12 +180,14 @@ def main() -> None:
     parser.add_argument("what", choices=["throughput", "linear", "prefix"])
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--longest", type=int, default=96)
-    parser.add_argument("--method", choices=["unite", "safe"], default="unite")
+    parser.add_argument("--prefix-tokens", type=int, nargs="+", default=[32, 64, 128, 256])
+    parser.add_argument("--method", choices=list(METHODS), default="unite")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     {"throughput": throughput, "linear": linear, "prefix": prefix}[options.what](options)
 

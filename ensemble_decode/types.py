@@ -16,7 +16,7 @@ class Stats:
     """Counts and times of one row. Seconds are the row's equal share of every round it took part in, so they add up over a batch.
 
     ``agreed[m]`` counts the tokens that model m's own top choice would have been; ``forwarded[m]`` the tokens that model m
-    ran through its layers for this row, prompt included. Of SpecFuse: ``segments[m]`` counts the rounds that model m's draft won,
+    ran through its layers for this row, prompt included, less what was copied from a row that begins alike. Of SpecFuse: ``segments[m]`` counts the rounds that model m's draft won,
     ``active`` the models that took part in each round, ``forwards_saved`` the forwards that models which had left would have
     taken; ``first_segment_seconds`` lie between the row's first forward and its first text.
     """

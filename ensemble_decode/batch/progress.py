@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+from rich.text import Text
 
 if TYPE_CHECKING:
     from .run import Counts
@@ -34,20 +38,29 @@ def left(done: int, lines: int, counts: Counts) -> float | None:
     return (lines - done) * counts.seconds / counts.rows if counts.rows else None
 
 
+class _Bar(Progress):
+    """The bar with rows and time left, which must not be squeezed, and below it a line of figures, which may wrap."""
+
+    figures = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield Text(self.figures, style="dim")
+
+
 class BarWatcher:
     """A progress bar on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar = Progress(
+        self._bar = _Bar(
             BarColumn(None),
-            MofNCompleteColumn(),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.completed}/{task.total} rows", table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
             console=console,
             transient=True,
         )
-        self._task = self._bar.add_task("loading", total=None)
+        self._task = self._bar.add_task("", total=None, left="")
 
     def __enter__(self) -> BarWatcher:
         return self
@@ -62,7 +75,14 @@ class BarWatcher:
 
     def progress(self, done: int, lines: int, counts: Counts) -> None:
         self._bar.start()  # not while models load, which shows progress of its own
-        self._bar.update(self._task, completed=done, total=lines, description=describe(counts))
+        rest = left(done, lines, counts)
+        self._bar.figures = describe(counts)
+        self._bar.update(
+            self._task,
+            completed=done,
+            total=lines,
+            left="" if rest is None else f"{timedelta(seconds=round(rest))} left",
+        )
 
 
 class LogWatcher:
