@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Without byte code every start would compile torch and transformers anew, for ten seconds and more.
+unexport PYTHONDONTWRITEBYTECODE
 
 # torch first and alone: it decides which build of itself every other package is resolved against.
 # Of thousands of files few are imported, so they are compiled then.

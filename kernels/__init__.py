@@ -1,25 +1,28 @@
 """Fused operators over batched logits: no model, no tokenizer, tensors in, tensors out."""
 
-from .dispatch import ImplementationError, status, trace_calls, use
-from .fuse_candidates import fuse_candidates
-from .fuse_full import fuse_full
-from .fuse_step import fuse_step
-from .gather_candidates import gather_candidates
-from .topk_stats import topk_stats
-from .types import (
-    FLAG_EMPTY,
-    FLAG_NAN,
-    TARGET_END,
-    TARGET_SKIP,
-    Fused,
-    FuseSettings,
-    FuseStep,
-    TopkStats,
-    VerifyDraft,
-    VocabTensors,
-)
-from .union_topk import union_topk
-from .verify_draft import verify_draft
+# In the root of a checkout Python finds this folder as `kernels`, the name of a package that transformers looks for and imports.
+# There it stays empty: transformers then goes on without that package, and no operator is registered twice.
+if __name__ != "kernels":
+    from .dispatch import ImplementationError, status, trace_calls, use
+    from .fuse_candidates import fuse_candidates
+    from .fuse_full import fuse_full
+    from .fuse_step import fuse_step
+    from .gather_candidates import gather_candidates
+    from .topk_stats import topk_stats
+    from .types import (
+        FLAG_EMPTY,
+        FLAG_NAN,
+        TARGET_END,
+        TARGET_SKIP,
+        Fused,
+        FuseSettings,
+        FuseStep,
+        TopkStats,
+        VerifyDraft,
+        VocabTensors,
+    )
+    from .union_topk import union_topk
+    from .verify_draft import verify_draft
 
 __all__ = [
     "FLAG_EMPTY",

@@ -180,6 +180,17 @@ def test_this_environment_has_no_top_level_kernels(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+def test_python_started_in_a_checkout_works():
+    """There the folder `kernels` can be imported under its own name, and transformers does so."""
+    code = """
+import kernels as folder
+from transformers import PreTrainedModel
+from ensemble_decode import Ensemble, fuse_step, kernels
+assert kernels.topk_stats and not hasattr(folder, "topk_stats")
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 def test_sources_are_python_3_10():
     for folder in ("ensemble_decode", "kernels", "buildtools"):
         for path in (ROOT / folder).rglob("*.py"):
