@@ -3,7 +3,7 @@
     python benches/aot_triton.py               print the table
     python benches/aot_triton.py --write       also write docs/benchmarks/aot_triton.md
     python benches/aot_triton.py --json FILE   also write the rows as JSON
-    python benches/aot_triton.py --quick       every kernel for 9.0, a few for the others (the tests read this)
+    python benches/aot_triton.py --quick       every kernel for 9.0 and two models, a few for the others (the tests read this)
 
 The launchers run on empty CPU tensors with the launch itself replaced by a recorder, so that what is compiled is what
 would be launched: the same specialisation on alignment, the same compile-time sizes.
@@ -73,18 +73,19 @@ def _topk(size: int, dtype: torch.dtype, masked: bool) -> None:
     triton_.topk_stats(_logits(size, dtype), K, _mask(size) if masked else None)
 
 
-def _fuse(operator: Callable[..., Any], dtype: torch.dtype) -> None:
+def _fuse(operator: Callable[..., Any], dtype: torch.dtype, models: int = 2) -> None:
+    sizes = [SIZES[m % 2] for m in range(models)]
     vocab = VocabTensors(
-        to_cid=[_ints(size) for size in SIZES],
-        exact_id=[_ints(CANDIDATES) for _ in SIZES],
-        piece_id=[_ints(CANDIDATES) for _ in SIZES],
-        allowed=[_mask(size) for size in SIZES],
-        eos_ids=[_ints(2) for _ in SIZES],
+        to_cid=[_ints(size) for size in sizes],
+        exact_id=[_ints(CANDIDATES) for _ in sizes],
+        piece_id=[_ints(CANDIDATES) for _ in sizes],
+        allowed=[_mask(size) for size in sizes],
+        eos_ids=[_ints(2) for _ in sizes],
         prefix_end=_ints(CANDIDATES),
         space_cid=0,
         size=CANDIDATES,
     )
-    operator([_logits(size, dtype) for size in SIZES], vocab, FuseSettings.make(1, 2), K)
+    operator([_logits(size, dtype) for size in sizes], vocab, FuseSettings.make(1, models), K)
 
 
 def _fuse_step() -> None:
@@ -93,6 +94,14 @@ def _fuse_step() -> None:
 
 def _fuse_full() -> None:
     _fuse(triton_.fuse_full, torch.bfloat16)
+
+
+def _step_of_eight() -> None:
+    _fuse(triton_.fuse_step, torch.bfloat16, 8)
+
+
+def _full_of_eight() -> None:
+    _fuse(triton_.fuse_full, torch.bfloat16, 8)
 
 
 def _fuse_candidates() -> None:
@@ -131,8 +140,16 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "fuse_full filter": ("full_filter_kernel", _fuse_full),
     "fuse_full gumbel": ("full_gumbel_kernel", _fuse_full),
     "fuse_full finish bf16": ("full_finish_kernel", _fuse_full),
+    "fuse_step eight models bf16": ("fuse_step_kernel", _step_of_eight),
+    "fuse_full statistics eight models bf16": ("full_statistics_kernel", _full_of_eight),
+    "fuse_full sums eight models bf16": ("full_sums_kernel", _full_of_eight),
+    "fuse_full mean eight models bf16": ("full_mean_kernel", _full_of_eight),
+    "fuse_full decide eight models": ("full_decide_kernel", _full_of_eight),
+    "fuse_full finish eight models bf16": ("full_finish_kernel", _full_of_eight),
 }
 """What is compiled: a name, the kernel, and a call that launches it."""
+MANY_CASES = tuple(name for name in CASES if "eight" in name)
+"""What the quick table leaves out: kernels whose code grows with the number of models."""
 KEY_CASES = ("stream bf16", "stream fp32", "fuse_step two models bf16")
 """What is compiled for every generation even where the rest is compiled for one."""
 
@@ -290,8 +307,13 @@ capability 8.0, 9.0 and 10.0, and the machine code is read with the `nvdisasm` a
 
 
 def measure_all(workers: int, quick: bool = False) -> list[Row]:
-    """Rows of every case and target; `quick`: every case for 9.0, the key cases for the others."""
-    jobs = [(case, target) for case in CASES for target in TARGETS if not quick or target == 90 or case in KEY_CASES]
+    """Rows of every case and target; `quick`: every case but those of many models for 9.0, the key cases for the others."""
+    jobs = [
+        (case, target)
+        for case in CASES
+        for target in TARGETS
+        if not quick or case in KEY_CASES or (target == 90 and case not in MANY_CASES)
+    ]
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
         return list(pool.map(measure, jobs))
 
@@ -300,7 +322,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     parser.add_argument("--json", type=Path, help="write the rows as JSON")
-    parser.add_argument("--quick", action="store_true", help="every case for 9.0, a few for the other targets")
+    parser.add_argument(
+        "--quick", action="store_true", help="every kernel for 9.0 and two models, a few for the other targets"
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes that compile")
     args = parser.parse_args()
     if triton.knobs.runtime.interpret:
