@@ -206,7 +206,7 @@ def _demo(
     data = demo.write_questions(out / "questions.jsonl")
     with screen.status("Making the shortened model"):
         quiet_libraries()
-        third = demo.shortened(out / f"smollm2-{demo.LAYERS}-layers")
+        third = demo.shortened(out / "smollm2-short")
     chosen = [*demo.MODELS, str(third)]
     tokens, ends = demo.MAX_NEW_TOKENS if max_new_tokens is None else max_new_tokens, stop or [demo.STOP]
     words = ["ensemble-decode determine", *(f"--model {shell(name)}" for name in chosen), f"--data {shell(str(data))}"]

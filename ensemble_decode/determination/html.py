@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -42,9 +43,10 @@ th, td { padding: .4rem .7rem; text-align: right; border-bottom: 1px solid var(-
 tr:last-child > * { border-bottom: 0 }
 th:first-child { text-align: left }
 tbody th { font-weight: 400; white-space: normal; min-width: 7rem }
-.name { display: inline-block; white-space: normal; overflow-wrap: anywhere; max-width: 16rem }
+.name { display: inline-block; white-space: normal; overflow-wrap: break-word; max-width: 16rem }
 .key { display: inline-block; min-width: 1.5em; text-align: center; color: #fff; border-radius: 4px; font-weight: 600; padding: 0 .3em }
 .examples { display: grid; gap: 1rem }
+.examples p { margin: 0 }
 dl { margin: 0 } dt { font-weight: 600; margin-top: .6rem } dd { margin: 0 }
 .soft { color: var(--soft); font-size: .9rem }
 @media (max-width: 40rem) { main { padding: .6rem } .verdict strong { font-size: 1.2rem } th, td { padding: .35rem .5rem; white-space: normal } }
@@ -127,7 +129,7 @@ def _verdict(report: Report) -> str:
 def _models(report: Report) -> str:
     """A column a model, so that a phone shows two or three of them whole."""
     heads = ["", *(_key(m) for m in range(len(report.models)))]
-    names = [f'<span class="name">{escape(name)}</span>' for name in report.names]
+    names = [f'<span class="name">{_breakable(name)}</span>' for name in report.names]
     return _table(heads, [["model", *names], *([name, *cells] for name, cells in words.model_figures(report).items())])
 
 
@@ -143,6 +145,11 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         f"<tr><th>{name}</th>" + "".join(f"<td>{text}</td>" for text in cells) + "</tr>" for name, *cells in rows
     )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _breakable(name: str) -> str:
+    """A name that may go on in the next line behind its marks."""
+    return re.sub(r"([/:_-])", r"\1<wbr>", escape(name))
 
 
 def _key(m: int) -> str:
@@ -188,9 +195,14 @@ def _answer(m: int, one: Any) -> str:
 
 
 def _tail(prompt: Any) -> str:
-    """The end of a prompt, where the question stands; of chat messages the last one's."""
+    """The end of a prompt, where the question stands: of chat messages the last one's, of several paragraphs the last ones."""
     text = (prompt if isinstance(prompt, str) else prompt[-1]["content"]).strip()
-    return text if len(text) <= 300 else "… " + text[-300:]
+    *before, tail = text.split("\n\n")
+    while before and len(tail) < 60:
+        tail = f"{before.pop()}\n\n{tail}"
+    if len(tail) > 300:
+        return "… " + tail[-300:]
+    return f"…\n{tail}" if before else tail
 
 
 def _terms() -> str:

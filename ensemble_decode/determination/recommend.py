@@ -185,8 +185,8 @@ def _method(
             "Method SpecFuse: the task is open-ended; whole segments compete and tokenizers need not agree.",
         )
     if words > rules.short_words:
-        return "safe", f"Method SAFE: answers are long ({words:.0f} words on average, above {rules.short_words:g})."
-    length = f"answers are short ({words:.0f} words on average)"
+        return "safe", f"Method SAFE: answers are long ({words:.1f} words on average, above {rules.short_words:g})."
+    length = f"answers are short ({words:.1f} words on average)"
     if not agreements:
         return "safe", f"Method SAFE: {length}, but how far the tokenizers agree is not known; SAFE needs no agreement."
     least = min(agreements)

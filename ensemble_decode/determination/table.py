@@ -28,12 +28,13 @@ def show(report: Report, console: Console) -> None:
 
 
 def _models(report: Report) -> Table:
-    table = Table("", "model", title=f"{report.settings['data']['items']} items", title_justify="left")
-    figures = words.model_figures(report)
-    for head in figures:
-        table.add_column(head, justify="right")
-    for m, cells in enumerate(zip(*figures.values(), strict=True)):
-        table.add_row(letter(m), escape(report.names[m]), *cells)
+    """One column a model, as few are compared and their figures are many."""
+    table = Table("", title=f"{report.settings['data']['items']} items", title_justify="left")
+    for m in range(len(report.models)):
+        table.add_column(letter(m), justify="right", overflow="fold")
+    table.add_row("model", *map(escape, report.names))
+    for name, values in words.model_figures(report).items():
+        table.add_row(name, *values)
     return table
 
 

@@ -23,7 +23,7 @@ def percent(value: float | None) -> str:
 
 
 def interval(estimate: Estimate) -> str:
-    return f"{estimate.low:.1%} to {estimate.high:.1%}"
+    return f"{estimate.low:.1%} to\u00a0{estimate.high:.1%}"
 
 
 def points(value: float) -> str:

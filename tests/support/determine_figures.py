@@ -243,7 +243,7 @@ def model_cells(model):
     return [
         model["name"],
         percent(score["value"]),
-        f"{percent(score['low'])} to {percent(score['high'])}",
+        f"{percent(score['low'])} to\u00a0{percent(score['high'])}",
         f"{100 * model['gap']['value']:.1f}",
         f"{model['words']['mean']:.1f}",
         f"{model['characters']['mean']:.0f}",
@@ -333,7 +333,7 @@ def check(whole, page, folder, specs, vocabs, items, words):
     allowed = {f"{100 * value:.1f}" for value in [*gaps, *rooms, rules["max_gap"], rules["min_room"]]}
     allowed |= {f"{100 * (a - b):.1f}" for a in rooms for b in rooms if a >= b}
     allowed |= {f"{pair['words_ratio']:.{digits}f}" for pair in pairs for digits in (1, 2)}
-    allowed |= {f"{model['words']['mean']:.0f}" for model in models}
+    allowed |= {f"{model['words']['mean']:.1f}" for model in models}
     allowed |= {f"{100 * pair['word_agreement']:.0f}" for pair in pairs}
     allowed |= {f"{rules[name]:g}" for name in ("max_length_ratio", "short_words", "max_models")}
     allowed |= {f"{100 * rules['near_equal']:.0f}"}

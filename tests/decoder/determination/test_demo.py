@@ -21,41 +21,40 @@ from ensemble_decode.models.loading import load_tokenizer
 
 
 def test_questions_are_of_three_kinds_in_turn_all_different_and_seeded(tmp_path):
-    made = demo.questions(30)
-    assert made == demo.questions(30)
-    assert made != demo.questions(30, seed=1)
+    made = demo.questions()
+    assert made == demo.questions()
+    assert made != demo.questions(seed=1)
     assert [line["id"] for line in made[:4]] == ["arithmetic-0", "completion-0", "choice-0", "arithmetic-1"]
-    assert len({line["prompt"] for line in made}) == len(made) == 90
+    assert len({line["prompt"] for line in made}) == len(made) == 72
     assert {line["grader"] for line in made} == {"numeric:first", "regex", "choice"}
-    assert [item.line for item in read_items(demo.write_questions(tmp_path / "a" / "q.jsonl", 30))] == made
+    assert [item.line for item in read_items(demo.write_questions(tmp_path / "a" / "q.jsonl"))] == made
     with pytest.raises(InputError, match="completion"):
         demo.questions(100)
 
 
 def test_right_answers_are_right_and_others_wrong():
     """As models write them: on the rest of the line, with a space before."""
-    for item, question in zip(read_items(demo.questions(30)), demo.questions(30), strict=True):
+    for item, question in zip(read_items(demo.questions()), demo.questions(), strict=True):
         word = question["answer"].removeprefix(r"(?i)^\W*").removesuffix(r"\b")
         wrong = {"choice": "BCA"["ABC".index(word)] if item.grader == "choice" else "", "regex": "none"}
         assert item.grade(f" {word}.").score == 1, item
         assert item.grade(f" {wrong.get(item.grader, word + '1')}.").score == 0, item
 
 
-def test_a_shortened_model_is_the_model_without_its_last_layers(tmp_path):
-    whole = tiny_models.save_tiny(tmp_path / "whole", "llama", "llama3", num_hidden_layers=3)
-    folder = demo.shortened(tmp_path / "out" / "short", str(whole), 2)
+def test_a_shortened_model_is_the_model_without_those_layers(tmp_path):
+    whole = tiny_models.save_tiny(tmp_path / "whole", "llama", "llama3", num_hidden_layers=4)
+    folder = demo.shortened(tmp_path / "out" / "short", str(whole), (1, 2))
     short, full = (load(str(path), device="cpu", dtype="float32").model for path in (folder, whole))
-    assert (short.config.num_hidden_layers, full.config.num_hidden_layers) == (2, 3)
+    assert (short.config.num_hidden_layers, full.config.num_hidden_layers) == (2, 4)
     ids = torch.tensor([[5, 6, 7]])
-    del full.model.layers[2:]
-    torch.testing.assert_close(short(ids).logits, full(ids, use_cache=False).logits)
+    del full.model.layers[1:3]
+    torch.testing.assert_close(short(ids, use_cache=False).logits, full(ids, use_cache=False).logits)
     before = (folder / "config.json").stat().st_mtime_ns
-    assert demo.shortened(folder, str(whole), 2) == folder
-    assert (
-        folder / "config.json"
-    ).stat().st_mtime_ns == before  # it is made once: responses are kept by its files' times
-    with pytest.raises(InputError, match="3 layers"):
-        demo.shortened(tmp_path / "out" / "other", str(whole), 3)
+    assert demo.shortened(folder, str(whole), (1, 2)) == folder
+    assert (folder / "config.json").stat().st_mtime_ns == before  # made once: responses are kept by its files' times
+    for without in ((4,), (0, 1, 2, 3)):
+        with pytest.raises(InputError, match="4 layers"):
+            demo.shortened(tmp_path / "out" / "other", str(whole), without)
     assert not (tmp_path / "out" / "other").exists()
 
 
@@ -86,7 +85,7 @@ def test_one_command_reports_on_the_demo_models(tmp_path, monkeypatch, capsys):
     whole = json.loads((study / "report.json").read_text())
     items = [json.loads(line) for line in (study / "questions.jsonl").read_text().splitlines()]
     specs = [model["name"] for model in whole["models"]]
-    assert specs == ["demo:smollm2", "demo:gemma3", f"study/smollm2-{demo.LAYERS}-layers"]
+    assert specs == ["demo:smollm2", "demo:gemma3", "study/smollm2-short"]
     vocabs = [ed.ModelVocab.build(load_tokenizer(spec), name=spec) for spec in specs]
     check(whole, (study / "report.html").read_text(), study, specs, vocabs, items, common_words(10_000))
     assert "The same as: ensemble-decode determine" in said.err
