@@ -27,7 +27,7 @@ tests: models
 	$(BIN)/pytest -q -n 2 --dist worksteal --durations=15
 
 # The tests that take minutes: batch jobs on a real Ray cluster, 500 rows one by one, jobs killed from outside, lm_eval's own
-# command line, where the time goes.
+# command line, a study of the demo models, where the time goes.
 slow: models
 	$(BIN)/pytest -q -m slow
 
