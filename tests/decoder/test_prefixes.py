@@ -125,7 +125,9 @@ def test_no_more_is_copied_than_the_source_still_holds():
 def test_a_released_slot_gives_until_it_is_reused():
     cache, source, ids = filled()
     first = cache.layers[0].keys[source].clone()
+    cache.rollback(source, 46)
     cache.release(source)
+    assert cache.shared(ids) == 46
     again = cache.acquire([*ids[:44], 5, 5])
     assert (again, cache.length(again)) == (source, 44)  # taken as it is
     assert torch.equal(cache.layers[0].keys[again, :, :44], first[:, :44])
