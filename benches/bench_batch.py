@@ -16,6 +16,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -55,12 +56,23 @@ def limited(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: obj
     return limit, run.counts.peak_cache_bytes
 
 
-def static(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: object) -> int:
-    """Batches of the same size, each run until its last row has ended; every row to its own length."""
+def shrinking(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: object) -> int:
+    """Batches of the same size, each run until its last row has ended; rows that have ended leave the forwards."""
     tokens = 0
     for at in range(0, len(requests), BATCH):
-        run = ensemble.generate_batch(requests[at : at + BATCH], method=method, batch_size=BATCH)
-        tokens += sum(len(result.completion.token_ids) for result in run)
+        tokens += continuous(ensemble, requests[at : at + BATCH], method)
+    return tokens
+
+
+def static(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: object) -> int:
+    """Static batching as transformers' ``generate`` does it: every row is computed until the last of its batch has ended."""
+    tokens = 0
+    for at in range(0, len(requests), BATCH):
+        batch = requests[at : at + BATCH]
+        longest = max(request.max_new_tokens or 0 for request in batch)
+        padded = [replace(request, max_new_tokens=longest) for request in batch]
+        run = ensemble.generate_batch(padded, method=method, batch_size=BATCH)
+        tokens += sum(min(len(r.completion.token_ids), batch[r.index].max_new_tokens or 0) for r in run)
     return tokens
 
 
@@ -74,12 +86,14 @@ def throughput(options: argparse.Namespace) -> None:
     method = METHODS[options.method]
     requests = heavy_tail(options.rows, options.longest)
     few = requests[:: max(1, len(requests) // 12)]  # one by one is slow: a sample of the same lengths
-    pace: dict[str, list[float]] = {"one by one": [], "static": [], "continuous": []}
+    pace: dict[str, list[float]] = {"one by one": [], "static": [], "shrinking": [], "continuous": []}
     ways: dict[str, tuple[Callable[..., int], Sequence[BatchRequest]]] = {
         "one by one": (one_by_one, few),
         "static": (static, requests),
+        "shrinking": (shrinking, requests),
         "continuous": (continuous, requests),
     }
+    ways = {name: way for name, way in ways.items() if name in (*options.ways, "continuous")}
     continuous(ensemble, requests[:BATCH], method)
     for _ in range(options.rounds):
         for name, (way, rows) in ways.items():
@@ -91,7 +105,7 @@ def throughput(options: argparse.Namespace) -> None:
     print(f"{len(requests)} rows, mean {statistics.mean(lengths):.1f} tokens, longest {max(lengths)}, batch {BATCH}")
     limit, peak = limited(ensemble, requests[:BATCH], method)
     print(f"under a limit of {limit / 2**20:.1f} MiB the caches took {peak / 2**20:.1f} MiB at most")
-    for name in ("static", "one by one"):
+    for name in options.ways:
         ratios = [a / b for a, b in zip(pace["continuous"], pace[name], strict=True)]
         print(f"continuous / {name}: {statistics.median(ratios):.2f} (rounds: {', '.join(f'{r:.2f}' for r in ratios)})")
 
@@ -184,6 +198,7 @@ def main() -> None:
     parser.add_argument("--method", choices=list(METHODS), default="unite")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ways", nargs="+", default=["one by one", "static", "shrinking"], help="what to compare with")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     transformers.logging.set_verbosity_error()
