@@ -26,7 +26,7 @@ import ensemble_decode as ed
 from ensemble_decode.batch import BatchRequest
 from ensemble_decode.bench import random_models
 
-BATCH = 16
+batch_size = 16
 METHODS = {"unite": ed.UniTE(), "safe": ed.SAFE()}
 
 
@@ -49,8 +49,8 @@ def limited(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: obj
     """Bytes that the caches may take for a third of a batch of these rows, and the most that they took."""
     for runner in ensemble.runners:
         runner.cache.reset()
-    limit = BATCH // 3 * 256 * sum(runner.cache.bytes_per_token for runner in ensemble.runners)
-    run = ensemble.generate_batch(requests, method=method, batch_size=BATCH, memory=limit)
+    limit = batch_size // 3 * 256 * sum(runner.cache.bytes_per_token for runner in ensemble.runners)
+    run = ensemble.generate_batch(requests, method=method, batch_size=batch_size, memory=limit)
     for _ in run:
         pass
     return limit, run.counts.peak_cache_bytes
@@ -59,25 +59,25 @@ def limited(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: obj
 def shrinking(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: object) -> int:
     """Batches of the same size, each run until its last row has ended; rows that have ended leave the forwards."""
     tokens = 0
-    for at in range(0, len(requests), BATCH):
-        tokens += continuous(ensemble, requests[at : at + BATCH], method)
+    for at in range(0, len(requests), batch_size):
+        tokens += continuous(ensemble, requests[at : at + batch_size], method)
     return tokens
 
 
 def static(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: object) -> int:
     """Static batching as transformers' ``generate`` does it: every row is computed until the last of its batch has ended."""
     tokens = 0
-    for at in range(0, len(requests), BATCH):
-        batch = requests[at : at + BATCH]
+    for at in range(0, len(requests), batch_size):
+        batch = requests[at : at + batch_size]
         longest = max(request.max_new_tokens or 0 for request in batch)
         padded = [replace(request, max_new_tokens=longest) for request in batch]
-        run = ensemble.generate_batch(padded, method=method, batch_size=BATCH)
+        run = ensemble.generate_batch(padded, method=method, batch_size=batch_size)
         tokens += sum(min(len(r.completion.token_ids), batch[r.index].max_new_tokens or 0) for r in run)
     return tokens
 
 
 def continuous(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: object) -> int:
-    run = ensemble.generate_batch(requests, method=method, batch_size=BATCH)
+    run = ensemble.generate_batch(requests, method=method, batch_size=batch_size)
     return sum(len(result.completion.token_ids) for result in run)
 
 
@@ -94,7 +94,7 @@ def throughput(options: argparse.Namespace) -> None:
         "continuous": (continuous, requests),
     }
     ways = {name: way for name, way in ways.items() if name in (*options.ways, "continuous")}
-    continuous(ensemble, requests[:BATCH], method)
+    continuous(ensemble, requests[:batch_size], method)
     for _ in range(options.rounds):
         for name, (way, rows) in ways.items():
             began = time.perf_counter()
@@ -102,8 +102,10 @@ def throughput(options: argparse.Namespace) -> None:
             pace[name].append(tokens / (time.perf_counter() - began))
             print(f"{name}: {pace[name][-1]:.1f} tokens/s", flush=True)
     lengths = [request.max_new_tokens or 0 for request in requests]
-    print(f"{len(requests)} rows, mean {statistics.mean(lengths):.1f} tokens, longest {max(lengths)}, batch {BATCH}")
-    limit, peak = limited(ensemble, requests[:BATCH], method)
+    print(
+        f"{len(requests)} rows, mean {statistics.mean(lengths):.1f} tokens, longest {max(lengths)}, batch {batch_size}"
+    )
+    limit, peak = limited(ensemble, requests[:batch_size], method)
     print(f"under a limit of {limit / 2**20:.1f} MiB the caches took {peak / 2**20:.1f} MiB at most")
     for name in options.ways:
         ratios = [a / b for a, b in zip(pace["continuous"], pace[name], strict=True)]
@@ -135,7 +137,7 @@ def linear(options: argparse.Namespace) -> None:
         print(f"{rows} rows: {statistics.median(values) / base:.3f} of the cost per row at 400")
     marks: list[int] = []
     requests = (BatchRequest(f"Item {i % 50}: the", max_new_tokens=4 + i % 8) for i in range(2000))
-    for result in ensemble.generate_batch(requests, batch_size=BATCH, order="finished"):
+    for result in ensemble.generate_batch(requests, batch_size=batch_size, order="finished"):
         if result.index % 250 == 249:
             marks.append(resident())
     print("resident MiB every 250 of 2000 rows: " + ", ".join(f"{mark / 2**20:.1f}" for mark in marks))
@@ -161,7 +163,7 @@ def prefix(options: argparse.Namespace) -> None:
             for share in times:
                 began = time.perf_counter()
                 run = ensemble.generate_batch(
-                    requests, method=METHODS[options.method], batch_size=BATCH, share_prefixes=share
+                    requests, method=METHODS[options.method], batch_size=batch_size, share_prefixes=share
                 )
                 for _ in run:
                     pass
@@ -169,7 +171,7 @@ def prefix(options: argparse.Namespace) -> None:
                 reused = run.counts.prefix_tokens_reused if share else reused
         ratios = [a / b for a, b in zip(times[False], times[True], strict=True)]
         print(
-            f"{len(ensemble.tokenizers[0].encode(common))} tokens in common, {options.rows} rows of 8 tokens, batch {BATCH}: "
+            f"{len(ensemble.tokenizers[0].encode(common))} tokens in common, {options.rows} rows of 8 tokens, batch {batch_size}: "
             f"{statistics.median(ratios):.2f} times as fast with it read once "
             f"(rounds: {', '.join(f'{r:.2f}' for r in ratios)}); tokens reused per model {reused}",
             flush=True,
@@ -190,9 +192,11 @@ def load(options: argparse.Namespace) -> ed.Ensemble:
 
 
 def main() -> None:
+    global batch_size
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["throughput", "linear", "prefix"])
     parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=batch_size)
     parser.add_argument("--longest", type=int, default=96)
     parser.add_argument("--prefix-tokens", type=int, nargs="+", default=[32, 64, 128, 256])
     parser.add_argument("--method", choices=list(METHODS), default="unite")
@@ -201,6 +205,7 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", default=["one by one", "static", "shrinking"], help="what to compare with")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
+    batch_size = options.batch_size
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
