@@ -262,6 +262,7 @@ def fuse_step(logits: Sequence[Tensor], vocab: VocabTensors, settings: FuseSetti
         EOS=next_power_of_two(max(1, *(eos.shape[0] for eos in vocab.eos_ids))),
         UNION=next_power_of_two(models * k),
         **sizes,
-        **FINISH_OPTIONS,
+        # The candidates of more than four models are too many for the registers of four warps.
+        **{**FINISH_OPTIONS, "num_warps": 4 if models <= 4 else 8},
     )
     return out

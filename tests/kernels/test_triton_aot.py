@@ -24,14 +24,18 @@ PER_ELEMENT = {"stream bf16": 13, "stream bf16 masked": 13, "stream fp16": 13, "
 EVERY_TARGET = {"stream bf16", "stream fp32", "fuse_step two models bf16"}
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
+def table(folder: Path, *options: str) -> list[dict]:
     """The table, made by the command that also writes the page; in a process where the interpreter is off."""
-    target = tmp_path_factory.mktemp("aot") / "rows.json"
+    target = folder / "rows.json"
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, str(BENCH), "--quick", "--workers", "2", "--json", str(target)]
+    command = [sys.executable, str(BENCH), *options, "--workers", "2", "--json", str(target)]
     subprocess.run(command, check=True, env=environment)
     return json.loads(target.read_text())
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    return table(tmp_path_factory.mktemp("aot"), "--quick")
 
 
 def test_every_kernel_is_compiled(rows):
@@ -51,6 +55,17 @@ def test_every_kernel_is_compiled(rows):
 def test_nothing_spills_and_shared_memory_fits(rows):
     assert [row for row in rows if row["spills"]] == []
     assert [row for row in rows if row["shared"] > SHARED_LIMIT[row["target"]]] == []
+
+
+@pytest.mark.slow
+def test_eight_models_spill_next_to_nothing(tmp_path):
+    """The whole table, which the quick one leaves out: minutes of ptxas."""
+    rows = table(tmp_path)
+    assert {row["target"] for row in rows if "eight models" in row["case"]} == {80, 90, 100}
+    # The one exception: its tile of eight models takes all 64 Ki registers of a program, and a little more.
+    mean = [row for row in rows if row["case"] == "fuse_full mean eight models bf16"]
+    assert max(row["spills"] for row in mean) <= 48
+    test_nothing_spills_and_shared_memory_fits([row for row in rows if row not in mean])
 
 
 def test_stream_reads_sixteen_bytes_at_a_time(rows):
