@@ -54,10 +54,11 @@ oracle: models
 	$(BIN)/python tests/support/oracle/sweep.py
 	$(BIN)/python tests/support/oracle/sweep.py --check
 
-# Writes docs/benchmarks/latency.md and its plots, in about a quarter of an hour on two cores.
+# Writes docs/benchmarks/latency.md and its plots, in about a quarter of an hour on two cores. Threads that sleep while they wait, in
+# every configuration alike: spinning ones stall each other as soon as anything else wants a core.
 bench: models
 	mkdir -p .benchmarks
-	$(BIN)/ensemble-decode bench page docs/benchmarks --json .benchmarks/latency.json --html .benchmarks/latency.html
+	OMP_WAIT_POLICY=passive $(BIN)/ensemble-decode bench page docs/benchmarks --json .benchmarks/latency.json --html .benchmarks/latency.html
 
 # Which of three small models to ensemble: the report of docs/determine.md, in minutes on two cores.
 determine: models
