@@ -21,6 +21,7 @@ bench_app = typer.Typer(
 _CONFIGURATIONS = (
     "single, unite, gac, safe, safe-auto, specfuse, specfuse-all; baselines: generate, assisted, dictionary, segments"
 )
+_SUITES = ("others", "long", "length", "batch", "throughput", "quality", "models", "vocabulary")
 DEMO = ["demo:smollm2", "demo:gemma3"]
 
 Models = Annotated[
@@ -180,17 +181,13 @@ def page(
         Path | None,
         typer.Option("--record", help="Measure nothing: write the page of a record that page --json wrote."),
     ] = None,
-    skip: Annotated[
-        list[str] | None, typer.Option(help="Leave out: others, long, length, batch, quality, models, vocabulary.")
-    ] = None,
+    skip: Annotated[list[str] | None, typer.Option(help=f"Leave out: {', '.join(_SUITES)}.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Smallest sizes only, to see that all of it runs.")] = False,
 ) -> None:
     """Measure everything and write the page of docs/benchmarks/ (a quarter of an hour on two cores); needs the extra plot."""
     for name in skip or ():
-        if name not in ("others", "long", "length", "batch", "quality", "models", "vocabulary"):
-            raise InputError(
-                f"bench page: --skip {name!r}: there are others, long, length, batch, quality, models, vocabulary"
-            )
+        if name not in _SUITES:
+            raise InputError(f"bench page: --skip {name!r}: there are {', '.join(_SUITES)}")
     _plotting()
     from ensemble_decode.bench.docs_page import write_page
     from ensemble_decode.bench.record import Record

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .calibrate import error_table
+from .measure import Cell
 from .page import write_html
 from .plots import draw_all
 from .predict import standard_tables
@@ -99,17 +100,24 @@ def _between(curve: Sequence[tuple[int, float]], place: float) -> float:
 
 
 def _throughput(record: Record) -> Table:
-    """Tokens per second of each batch over those of the dictionary way at batch 1."""
-    slow = next(cell for cell in record.suite("latency") if cell.subject == "dictionary")
-    base = figure(slow.values(lambda s: s.tokens / s.seconds)).median
+    """Tokens per second of each batch over those at batch 1, and over those of the dictionary way at batch 1; prompts included."""
+    latency = {cell.subject: cell for cell in record.suite("latency")}
+    base = _rate(latency["dictionary"])
     rows = []
     for cell in record.suite("batch"):
-        rate = figure(cell.values(lambda s: s.tokens / s.seconds)).median
         one = next(c for c in record.suite("batch") if c.subject == cell.subject)
-        alone = figure(one.values(lambda s: s.tokens / s.seconds)).median
-        rows.append([f"{cell.label}, batch {cell.batch}", f"{rate / alone:.1f}", f"{rate / base:.1f}"])
+        rows.append(
+            [f"{cell.label}, {cell.tokens} tokens, batch {cell.batch}", _rate(cell) / _rate(one), _rate(cell) / base]
+        )
+    for cell in record.suite("throughput"):
+        name = f"{cell.label}, {cell.tokens} tokens, batch {cell.batch}"
+        rows.append([name, _rate(cell) / _rate(latency[cell.subject]), _rate(cell) / base])
     columns = ["configuration", "tokens/s over its own at batch 1", "over UniTE by dictionaries"]
-    return Table("What a batch brings", columns, rows)
+    return Table("What a batch brings", columns, [[name, f"{own:.1f}", f"{other:.1f}"] for name, own, other in rows])
+
+
+def _rate(cell: Cell) -> float:
+    return figure(cell.values(lambda s: s.tokens / s.seconds)).median
 
 
 def _image(plots: dict[str, Path], name: str, words: str) -> str:

@@ -39,7 +39,7 @@ def _lengths(lengths: Sequence[int]) -> list[Plan]:
         plan
         for length in lengths
         for plan in (
-            Plan("length", _STEPS, 1, 6 if length <= 512 else 3, prompt=length, warm_up=0),
+            Plan("length", _STEPS, 1, 6, prompt=length, warm_up=0),
             Plan("length", _SEGMENTS if length <= 512 else _SEGMENTS[:1], 1, 12, prompt=length, warm_up=0),
         )
     ]
@@ -50,6 +50,7 @@ PLANS = (
     Plan("latency", ("single", "unite", "specfuse-all", "dictionary"), 2, 64),
     *_lengths(LENGTHS[:3]),
     Plan("batch", ("single", "unite"), 1, 6, (1, 8, 32, 64), warm_up=1),
+    Plan("throughput", ("unite",), 1, 64, (32,), warm_up=1),
     *_lengths(LENGTHS[3:4]),
     Plan("quality", (), 1, 8),
     Plan("others", ("single", "unite", "gac", "safe", "specfuse-all", "generate", "assisted", "segments"), 1, 16),
@@ -64,6 +65,7 @@ QUICK = (
     Plan("long", ("unite", "dictionary"), 1, 8),
     *(Plan("length", ("unite", "specfuse-all", "dictionary", "segments"), 1, 4, prompt=length) for length in LENGTHS[:2]),
     Plan("batch", ("single", "unite", "safe"), 1, 4, (1, 2)),
+    Plan("throughput", ("unite",), 1, 4, (2,)),
     Plan("quality", (), 1, 8),
     Plan("models", (), 1, 4),
 )  # fmt: skip

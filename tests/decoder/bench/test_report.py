@@ -196,7 +196,7 @@ def test_the_cost_model_beside_measurements():
 def test_everything_runs_and_becomes_a_page(tmp_path):
     """The whole page on tiny models at the smallest sizes: measured, written, read back and drawn again alike."""
     made = whole_run.measure_all(support_bench.bench(), lambda words: None, quick=True)
-    assert {c.suite for c in made.cells} == {"latency", "others", "long", "length", "batch", "models"}
+    assert {c.suite for c in made.cells} == {"latency", "others", "long", "length", "batch", "throughput", "models"}
     assert made.parts["cost"]
     made.write(tmp_path / "run.json")
     path = docs_page.write_page(made, tmp_path / "docs", tmp_path / "page.html")
