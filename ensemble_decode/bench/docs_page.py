@@ -103,17 +103,18 @@ def _throughput(record: Record) -> Table:
     """Tokens per second of each batch over those at batch 1, and over those of the dictionary way at batch 1; prompts included."""
     latency = {cell.subject: cell for cell in record.suite("latency")}
     base = _rate(latency["dictionary"])
-    rows = []
+    rows: list[tuple[str, float, float]] = []
     for cell in record.suite("batch"):
         one = next(c for c in record.suite("batch") if c.subject == cell.subject)
-        rows.append(
-            [f"{cell.label}, {cell.tokens} tokens, batch {cell.batch}", _rate(cell) / _rate(one), _rate(cell) / base]
-        )
+        rows.append((_sized(cell), _rate(cell) / _rate(one), _rate(cell) / base))
     for cell in record.suite("throughput"):
-        name = f"{cell.label}, {cell.tokens} tokens, batch {cell.batch}"
-        rows.append([name, _rate(cell) / _rate(latency[cell.subject]), _rate(cell) / base])
+        rows.append((_sized(cell), _rate(cell) / _rate(latency[cell.subject]), _rate(cell) / base))
     columns = ["configuration", "tokens/s over its own at batch 1", "over UniTE by dictionaries"]
     return Table("What a batch brings", columns, [[name, f"{own:.1f}", f"{other:.1f}"] for name, own, other in rows])
+
+
+def _sized(cell: Cell) -> str:
+    return f"{cell.label}, {cell.tokens} tokens, batch {cell.batch}"
 
 
 def _rate(cell: Cell) -> float:
