@@ -22,9 +22,10 @@ import torch
 import ensemble_decode as ed
 from ensemble_decode import kernels
 from ensemble_decode.branches import Tree
+from ensemble_decode.common_prefix import common_prefix
 from ensemble_decode.engine import Engine
 from ensemble_decode.methods import specfuse
-from ensemble_decode.methods.specfuse_scoring import Ballot, View, common_ids
+from ensemble_decode.methods.specfuse_scoring import Ballot, View
 from ensemble_decode.runner import Runner
 
 TEXT = "The old lighthouse keeper climbed the stairs and looked out over the grey water of the bay. "
@@ -171,7 +172,7 @@ def score_from_scratch(engine: Engine, ballots: Sequence[Ballot]) -> None:
             views = []
             for candidate in ballot.candidates:
                 ids = row.spell(m, bytes(row.data) + candidate.text)
-                shared = common_ids(row.ids[m], ids)
+                shared = common_prefix(row.ids[m], ids)
                 targets = ids[shared:] + [kernels.TARGET_END] * candidate.ended
                 row.cached[m] = 0
                 whole = row.request.prompt_ids[m] + ids

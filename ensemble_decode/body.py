@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ensemble_decode import attention
-from ensemble_decode.cache import LayerShape
 from ensemble_decode.errors import ModelError
+from ensemble_decode.layer_store import LayerShape
 from ensemble_decode.plan import Step
 from ensemble_decode.rollback_support import ADVICE
 

@@ -6,6 +6,7 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from ensemble_decode.common_prefix import common_prefix
 from ensemble_decode.model_vocab import ModelVocab
 from ensemble_decode.restart import Restart
 
@@ -62,7 +63,7 @@ class IncrementalTokens:
         """How many ids stand, and the ids that follow them."""
         spell = self._vocab.speller.spell
         if self._rule is not None and self._local:
-            changed = common_bytes(self._data, data)
+            changed = common_prefix(self._data, data)
             window = _FIRST_WINDOW
             while changed - window > 0:
                 index = self._edge(self._rule, data, changed, window)
@@ -145,18 +146,3 @@ def _settled(data: bytes) -> str:
     while end and (unicodedata.category(text[end - 1])[0] == "M" or "\u1160" <= text[end - 1] <= "\u11ff"):
         end -= 1
     return text[: max(end - 1, 0)]
-
-
-def common_bytes(one: bytes, other: bytes) -> int:
-    """The length of the common prefix of two byte strings."""
-    length = min(len(one), len(other))
-    if one[:length] == other[:length]:
-        return length
-    low, high = 0, length  # equal before low, different before high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

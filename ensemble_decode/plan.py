@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ensemble_decode.buckets import Buckets
-from ensemble_decode.cache import LayerStore
+from ensemble_decode.layer_store import LayerStore
 
 if TYPE_CHECKING:
     from ensemble_decode.branches import TreeMask

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ensemble_decode.common_prefix import common_prefix
+
 SHORTEST = 32  # tokens of a common beginning from which on a copy is made; what it saves: docs/batch.md
 
 
@@ -56,10 +58,5 @@ class Prefixes:
         for other, known in self._ids.items():
             reach = min(len(known), len(ids) - 1, length(other))
             if reach > best and known[: best + 1] == ids[: best + 1]:
-                best, slot = common(known, ids, reach), other
+                best, slot = min(common_prefix(known, ids), reach), other
         return (slot, best) if slot >= 0 else (-1, 0)
-
-
-def common(one: Sequence[int], other: Sequence[int], most: int) -> int:
-    """Tokens that two rows begin with in common, at most ``most``."""
-    return next((i for i in range(most) if one[i] != other[i]), most)

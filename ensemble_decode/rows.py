@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from .common_prefix import common_prefix
 from .errors import ContextError
 from .text import Detokenizer, IncrementalTokens, StopMatcher
 from .types import Completion, Delta, ErrorKind, FinishReason, Stats, TraceStep
@@ -128,9 +129,7 @@ class Row:
                 self._append([token], [piece], ensembled)
         for m, (cached, old) in held.items():
             # Token by token the ids may have shrunk and grown again: what the cache holds of them still stands.
-            stand = next((i for i, (x, y) in enumerate(zip(old, self.ids[m], strict=False)) if x != y), None)
-            kept = min(len(old), len(self.ids[m])) if stand is None else stand
-            self.cached[m] = min(cached, len(self.request.prompt_ids[m]) + kept)
+            self.cached[m] = min(cached, len(self.request.prompt_ids[m]) + common_prefix(old, self.ids[m]))
 
     def _append(self, ids: Sequence[int], pieces: Sequence[bytes], ensembled: bool) -> None:
         if ensembled:

@@ -16,11 +16,11 @@ import torch
 
 from .. import kernels
 from ..branches import Tree
+from ..common_prefix import common_prefix
 from ..ensemble import Ensemble
 from ..errors import ContextError, InputError
 from ..methods import SAFE, GaC, Single, UniTE
 from ..methods.gates import GATE_NAMES
-from ..methods.specfuse_scoring import common_ids
 
 _BLOCK = 64  # positions of a row whose logits are in memory at a time
 
@@ -122,8 +122,8 @@ class _Reader:
         slots, fresh, trees, wanted = [], [], [], []
         for r, whole in paths.items():
             # the cache holds what all paths of the block share, less the last id of the shortest
-            fork = min(min(common_ids(whole[0], path), len(path) - 1) for path in whole)
-            kept = min(common_ids(self.held[r], whole[0][:fork]), fork)
+            fork = min(min(common_prefix(whole[0], path), len(path) - 1) for path in whole)
+            kept = min(common_prefix(self.held[r], whole[0][:fork]), fork)
             self.runner.rollback(self.slots[r], kept)
             slots.append(self.slots[r])
             fresh.append(whole[0][kept:fork])

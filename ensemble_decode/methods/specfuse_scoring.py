@@ -10,6 +10,7 @@ import torch
 
 from .. import kernels
 from ..branches import Tree
+from ..common_prefix import common_prefix
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -83,7 +84,7 @@ def _view(row: Row, segment: Segment, candidate: Candidate, tree: Tree) -> View:
     """Find out which of a candidate's probabilities are known from drafting, and put the rest into the tree."""
     m, prompt, held = segment.model, row.request.prompt_ids[segment.model], row.ids[segment.model]
     ids = row.spell(m, bytes(row.data) + candidate.text)
-    shared = common_ids(held, ids)
+    shared = common_prefix(held, ids)
     targets = ids[shared:] + [kernels.TARGET_END] * candidate.ended
     if shared < len(held):  # the text's last ids change: the first to change is read behind the one before it
         before = ids[shared - 1] if shared else prompt[-1]
@@ -91,7 +92,7 @@ def _view(row: Row, segment: Segment, candidate: Candidate, tree: Tree) -> View:
         path = tree.add(fork, [before, *targets[:-1]])
         return View([], fork, None, _wants(tree, path, targets), path)
     drafted = [*segment.ids[:-1], kernels.TARGET_END] if segment.ended else segment.ids
-    agreed = common_ids(drafted, targets)
+    agreed = common_prefix(drafted, targets)
     view = View(segment.probs[:agreed], segment.start + min(agreed, len(drafted) - 1))
     rest = targets[agreed:]
     if not rest:
@@ -150,17 +151,3 @@ def _note(
         if flag and not row.finished:
             engine.fail(row, m, logits[i])
         view.probs.append(prob)
-
-
-def common_ids(one: Sequence[int], other: Sequence[int]) -> int:
-    """The length of the common prefix; by halves, so that long texts are compared at the speed of slices."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

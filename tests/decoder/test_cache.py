@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from ensemble_decode.cache import LayerShape, SlotCache
+from ensemble_decode.cache import SlotCache
 from ensemble_decode.errors import CacheError
+from ensemble_decode.layer_store import LayerShape
 
 SHAPES = [LayerShape(2, 4, 4, torch.float32), LayerShape(1, 8, 6, torch.bfloat16)]
 BYTES_PER_TOKEN = 2 * (4 + 4) * 4 + 1 * (8 + 6) * 2

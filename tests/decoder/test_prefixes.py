@@ -7,9 +7,10 @@ import torch
 from support.runner_checks import assert_same_logits, fresh_logits
 from support.tiny_models import tiny_model
 
-from ensemble_decode.cache import LayerShape, SlotCache
+from ensemble_decode.cache import SlotCache
 from ensemble_decode.errors import CacheError
-from ensemble_decode.prefixes import SHORTEST, Prefixes, common
+from ensemble_decode.layer_store import LayerShape
+from ensemble_decode.prefixes import SHORTEST, Prefixes
 from ensemble_decode.runner import Runner
 
 V = 111
@@ -60,7 +61,6 @@ def test_the_slot_that_shares_most_is_taken():
     for slot, length in enumerate([40, 80, 60]):
         prefixes.begin(slot, ids[:length] + row(20, slot + 5))
     assert prefixes.longest(ids, lambda slot: 100) == (1, 80)
-    assert common(ids, ids[:7], 7) == 7
 
 
 def test_what_is_known_follows_what_is_written():

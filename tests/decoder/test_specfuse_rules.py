@@ -8,7 +8,6 @@ from support.oracle.vocab import END
 
 import ensemble_decode as ed
 from ensemble_decode.methods.specfuse_exit import Standing, comparisons_won, feedback_factor
-from ensemble_decode.methods.specfuse_scoring import common_ids
 from ensemble_decode.methods.specfuse_trim import trim_word
 
 # -- the worked example ------------------------------------------------------------------------------------------
@@ -185,16 +184,6 @@ def test_feedback_by_the_formula():
 
 
 # -- pieces ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("length", [0, 1, 2, 7, 1000])
-def test_common_ids(length):
-    one = list(range(length))
-    for at in {0, length // 2, max(length - 1, 0), length}:
-        other = [*one[:at], *(-1 for _ in one[at:])]
-        assert common_ids(one, other) == at
-        assert common_ids(one, [*other[:at], -5]) == at
-        assert common_ids(one[:at], one) == at
 
 
 @pytest.mark.parametrize(

@@ -88,13 +88,3 @@ def cache_bytes(cache: Any) -> int:
     """Bytes of the keys and values in a transformers cache."""
     held = [t for layer in cache.layers for t in (layer.keys, layer.values) if t is not None]
     return sum(t.numel() * t.element_size() for t in held)
-
-
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """The length of the common beginning."""
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count

@@ -15,10 +15,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from transformers import GenerationConfig
 
+from ...common_prefix import common_prefix
 from ...methods.specfuse_trim import trim_word
 from ...models import LoadedModel
 from ..subjects import Event, Spent
-from .common import ForwardClocks, common_length, only_text
+from .common import ForwardClocks, only_text
 
 
 class _Session:
@@ -63,7 +64,7 @@ class _Session:
         entry = self.loaded[m]
         before = entry.tokenizer(self.prompt + self.text)["input_ids"]
         ids = entry.tokenizer(self.prompt + self.text + candidate)["input_ids"]
-        targets = ids[common_length(before, ids) :]
+        targets = ids[common_prefix(before, ids) :]
         if not targets:
             return 0.0
         whole = torch.tensor([ids], device=entry.device)

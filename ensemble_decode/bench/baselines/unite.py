@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from ...common_prefix import common_prefix
 from ...models import LoadedModel
 from ..subjects import Event, Spent
-from .common import ForwardClocks, cache_argument, cache_bytes, common_length, special_ids
+from .common import ForwardClocks, cache_argument, cache_bytes, special_ids
 
 
 class _Strings:
@@ -65,7 +66,7 @@ class _Session:
         if m:
             whole = torch.tensor([ids], device=entry.device)
             return entry.model(whole, use_cache=False, logits_to_keep=1).logits[0, -1]
-        kept = min(common_length(self.cached, ids), len(ids) - 1)
+        kept = min(common_prefix(self.cached, ids), len(ids) - 1)
         if kept < len(self.cached):
             self.cache.crop(kept - len(self.cached))  # a negative number is how many go
         rest = torch.tensor([ids[kept:]], device=entry.device)

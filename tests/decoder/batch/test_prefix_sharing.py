@@ -9,7 +9,8 @@ from support.ensembles import same, tiny
 
 import ensemble_decode as ed
 from ensemble_decode.batch import BatchRequest
-from ensemble_decode.prefixes import SHORTEST, common
+from ensemble_decode.common_prefix import common_prefix
+from ensemble_decode.prefixes import SHORTEST
 from ensemble_decode.runner import Runner
 
 STEM = "the cat sat on the mat. 12 + 7 = 19. def f(x):\n    return x\n" * 4
@@ -77,7 +78,7 @@ def test_three_models_share_each_by_its_own_tokens():
 def test_rows_that_start_together_read_their_beginning_once(pair, monkeypatch):
     requests = [BatchRequest(f"{STEM}Item {i}:", max_new_tokens=4, stop="\x00") for i in range(6)]
     ids = prompts_of(pair, requests, 0)
-    stem = min(common(a, b, min(len(a), len(b))) for a, b in itertools.pairwise(ids))
+    stem = min(common_prefix(a, b) for a, b in itertools.pairwise(ids))
     seen = watched(monkeypatch)
     run = pair.generate_batch(requests, batch_size=6, method=ed.Single())
     tokens = sum(len(result.completion.token_ids) for result in run)
@@ -116,7 +117,7 @@ def test_a_beginning_that_is_being_read_in_chunks_is_copied_when_it_is_there(pai
     run = pair.generate_batch(requests, batch_size=4, prefill_tokens=24)
     assert_equal(run, requests, pair)
     assert max(len(new) for _, news in seen[:20] for new in news) <= 24
-    stem = min(common(ids[1], other, len(ids[1])) for other in ids[2:])
+    stem = min(common_prefix(ids[1], other) for other in ids[2:])
     assert run.counts.prefix_tokens_reused[0] >= 2 * (stem - 24)  # all of it but what may be read in the same round
 
 

@@ -7,8 +7,9 @@ import torch
 from support import batches
 
 from ensemble_decode.batch.memory import cache_limits, free_memory
-from ensemble_decode.cache import LayerShape, LayerStore, SlotCache
+from ensemble_decode.cache import SlotCache
 from ensemble_decode.errors import CacheError, CacheLimitError
+from ensemble_decode.layer_store import LayerShape, LayerStore
 
 SHAPE = LayerShape(heads=2, key_dim=3, value_dim=5, dtype=torch.float32)
 PER_TOKEN = 2 * SHAPE.bytes_per_token
