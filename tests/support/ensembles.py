@@ -31,3 +31,10 @@ def byte_ensemble(count: int, spread: float = 1.0, weights: tuple[float, ...] | 
         family, seed = ("llama", 0) if twins else (families[i % 4], i)
         made.append(tiny_models.tiny_model(family, "bytes", seed=seed, spread=spread))
     return ed.Ensemble.from_models(made, [tokenizers.build("bytes")] * count, weights=weights)
+
+
+def next_distribution(ensemble: ed.Ensemble, method, text: str) -> dict[bytes, float]:
+    """E of the next token, from the trace of a greedy step (fuse_full's trace holds its most probable candidates)."""
+    (row,) = ensemble.generate(text, method=method, max_new_tokens=1, trace=True)
+    step = row.trace[0]
+    return {c: p for c, p in zip(step.candidates, step.probs, strict=True) if p > 0}
