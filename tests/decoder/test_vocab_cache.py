@@ -137,6 +137,7 @@ def test_no_cache_folder_means_no_file(tmp_path, monkeypatch):
     monkeypatch.setenv("ENSEMBLE_DECODE_HOME", str(tmp_path))
     monkeypatch.setattr(vocab_module, "save_arrays", lambda *_: pytest.fail("nothing is to be written"))
     build(None)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_default_folder_is_the_packages_own(tmp_path, monkeypatch):

@@ -193,5 +193,7 @@ assert kernels.topk_stats and not hasattr(folder, "topk_stats")
 
 def test_sources_are_python_3_10():
     for folder in ("ensemble_decode", "kernels", "buildtools"):
-        for path in (ROOT / folder).rglob("*.py"):
+        sources = list((ROOT / folder).rglob("*.py"))
+        assert sources, folder
+        for path in sources:
             ast.parse(path.read_text(), filename=str(path), feature_version=(3, 10))

@@ -102,9 +102,8 @@ def _kill_often(tmp_path: Path, lines: int, kills: int, seed: int) -> None:
     run(job(path, "whole.jsonl"))
     usual = time.monotonic() - began
     draw, done, journal = random.Random(seed), 0, tmp_path / "journal"
-    for attempt in range(
-        kills
-    ):  # where a machine is faster than just now, the job is complete before it was killed so often
+    # Where a machine is faster than just now, the job is complete before it was killed so often: another attempt then.
+    for attempt in range(kills):
         output = tmp_path / f"out{attempt}.jsonl"
         while done < kills and not output.exists():
             done += _killed_once(job(path, output.name), journal, draw.uniform(0, 2 * usual / kills))
