@@ -102,7 +102,7 @@ def _linear_layers() -> str:
         if runs_native()
         else "blocks for torch's float32 product (the C++ extension has no loop here)"
     )
-    ours = [name for name in ("float32", "bfloat16") if helps(getattr(torch, name))]
+    ours = [name for name in ("float32", "bfloat16") if helps(getattr(torch, name), torch.device("cpu"))]
     return f"{', '.join(ours)}: {how} from a few rows on (docs/caches.md)" if ours else "torch's own"
 
 

@@ -36,8 +36,10 @@ def runs_native() -> bool:
     return extension.unavailable_reason() is None and bool(extension.core().linear_available())
 
 
-def helps(dtype: torch.dtype) -> bool:
-    """Whether ``few_rows_linear`` is faster than torch for weights of this type on this CPU."""
+def helps(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether ``few_rows_linear`` is faster than torch for weights of this type there: on a CPU, and on this one."""
+    if device.type != "cpu":
+        return False
     if dtype == torch.bfloat16:
         return lacks_bfloat16()
     return dtype == torch.float32 and runs_native() and extension.isa() == "avx2"

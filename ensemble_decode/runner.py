@@ -98,7 +98,7 @@ class Runner:
             raise ModelError(f"{name}: graphs=True needs a CUDA device, the model is on {self.device.type}")
         self.attention = attention_module.status(attention, self.device, self.dtype, name)
         self._flash = attention_module.flash_function() if self.attention.kind == "flash" else None
-        if few_rows or (few_rows is None and self.device.type == "cpu" and cpu_linear.helps(self.dtype)):
+        if few_rows or (few_rows is None and cpu_linear.helps(self.dtype, self.device)):
             cpu_linear.use_few_rows_linear(model)
         self._body = Body(model, name)
         self.context_length = context_length(model.config, name)

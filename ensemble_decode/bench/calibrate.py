@@ -37,7 +37,7 @@ def this_machine(device: torch.device, dtype: torch.dtype, memory: float, *, qui
     """
     # past any cache, unless it is to be quick
     layers = [torch.nn.Linear(1024, 16384, bias=False, device=device, dtype=dtype) for _ in range(1 if quick else 6)]
-    if device.type == "cpu" and helps(dtype):
+    if helps(dtype, device):
         use_few_rows_linear(torch.nn.ModuleList(layers))
     weights = sum(layer.weight.numel() for layer in layers)
 

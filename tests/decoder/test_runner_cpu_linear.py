@@ -12,6 +12,7 @@ from ensemble_decode.runner import Runner
 native = pytest.mark.skipif(not cpu_linear.runs_native(), reason="the C++ extension has no such loop here")
 
 
+CPU = torch.device("cpu")
 DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -159,11 +160,12 @@ def test_one_row_takes_it_where_float32_weights_are_large():
 
 @native
 def test_float32_takes_it_where_torch_has_no_avx512():
-    assert cpu_linear.helps(torch.float32) is (extension.isa() == "avx2")
-    assert not cpu_linear.helps(torch.float16)
+    assert cpu_linear.helps(torch.float32, CPU) is (extension.isa() == "avx2")
+    assert not cpu_linear.helps(torch.float16, CPU)
+    assert not cpu_linear.helps(torch.float32, torch.device("cuda"))
     extension.set_isa("plain")
     try:
-        assert not cpu_linear.helps(torch.float32)
+        assert not cpu_linear.helps(torch.float32, CPU)
     finally:
         extension.set_isa("auto")
 

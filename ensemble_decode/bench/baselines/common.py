@@ -18,7 +18,7 @@ from ...models import LoadedModel
 def prepare(loaded: Sequence[LoadedModel]) -> None:
     """The linear layers that the runners use on this CPU; no EOS, as in ``endless``. To be called once on models loaded anew."""
     for entry in loaded:
-        if entry.device.type == "cpu" and helps(entry.model.dtype):
+        if helps(entry.model.dtype, entry.device):
             use_few_rows_linear(entry.model)
         entry.model.generation_config.eos_token_id = None
         entry.model.generation_config.pad_token_id = 0
