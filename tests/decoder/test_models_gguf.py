@@ -271,7 +271,7 @@ def byte_pair(piece, ranks):
 
 
 @pytest.mark.real
-def test_smollm2_ids_follow_the_files_own_merges_digit_by_digit(demo_files):
+def test_case_14_smollm2_ids_follow_the_files_own_merges_digit_by_digit(demo_files):
     """Field case 14. The reference is written from the file: split off every digit, split as GPT-2, then merge by rank."""
     path, folder = demo_files["smollm2"]
     from transformers import AutoTokenizer

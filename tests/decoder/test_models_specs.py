@@ -154,7 +154,7 @@ print(json.dumps([[len(m.tokenizer), m.model.get_input_embeddings().weight.shape
 """
 
 
-def test_each_tokenizer_is_loaded_at_its_models_revision(tmp_path):
+def test_case_12_each_tokenizer_is_loaded_at_its_models_revision(tmp_path):
     """Field case 12, on a hub cache as huggingface_hub lays it out, offline."""
     repository = tmp_path / "hub" / "models--owner--name"
     (repository / "refs").mkdir(parents=True)

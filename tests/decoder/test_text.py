@@ -85,7 +85,7 @@ def test_the_last_whitespace_token_changes_when_a_word_follows():
     assert kept.ids == vocab.encode(b"the quick" * 20 + b"   x")
 
 
-def test_field_case_17_a_model_crops_only_to_its_own_common_prefix():
+def test_case_17_a_model_crops_only_to_its_own_common_prefix():
     """The primary emitted " ~" where others spell " ", "~": its ids stay; another model keeps what its own ids share."""
     a, b = vocab_of("gpt2"), vocab_of("gemma")
     emitted = [*a.encode(b"the quick"), a.exact[b" "], a.exact[b"~"]]
@@ -120,7 +120,7 @@ def test_a_text_byte_by_byte_shows_no_replacement_character(text):
 
 
 @pytest.mark.parametrize("name", tiny.NAMES)
-def test_field_case_18_ids_streamed_one_by_one_give_the_full_text(name):
+def test_case_18_ids_streamed_one_by_one_give_the_full_text(name):
     vocab = vocab_of(name)
     text = "Hello world! 你好 😀"
     detokenizer = Detokenizer()
@@ -178,7 +178,7 @@ def test_stops_that_overlap_contain_and_begin_each_other():
     assert StopMatcher(["aab"]).push(b"aaab") == 1
 
 
-def test_field_case_19_stop_split_across_byte_fragments_and_one_that_never_comes():
+def test_case_19_stop_split_across_byte_fragments_and_one_that_never_comes():
     matcher = StopMatcher(["。终"])
     data = "你好。终于".encode()
     answers = [matcher.push(bytes([byte])) for byte in data]

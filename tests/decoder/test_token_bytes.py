@@ -88,7 +88,7 @@ def test_ids_past_the_head_are_never_used():
     assert max(ids) < last
 
 
-def test_field_case_9_word_with_space_is_one_candidate_across_families():
+def test_case_9_word_with_space_is_one_candidate_across_families():
     aligned = AlignedVocab.build([tiny.build("gpt2"), tiny.build("llama2")], cache_dir=None)
     spaced, bare = aligned.cid_of(b" a"), aligned.cid_of(b"a")
     gpt2, llama2 = tiny.build("gpt2"), tiny.build("llama2")
@@ -98,7 +98,7 @@ def test_field_case_9_word_with_space_is_one_candidate_across_families():
     assert bare != spaced
 
 
-def test_field_case_10_byte_piece_and_byte_level_newline_align():
+def test_case_10_byte_piece_and_byte_level_newline_align():
     aligned = AlignedVocab.build([tiny.build("gpt2"), tiny.build("llama2")], cache_dir=None)
     newline = aligned.cid_of(b"\n")
     assert aligned.to_cid[0][tiny.build("gpt2").convert_tokens_to_ids("Ċ")] == newline
@@ -107,7 +107,7 @@ def test_field_case_10_byte_piece_and_byte_level_newline_align():
 
 
 @pytest.mark.parametrize("name", tiny.NAMES)
-def test_field_case_11_newline_is_found_by_bytes(name):
+def test_case_11_newline_is_found_by_bytes(name):
     aligned = AlignedVocab.build([tiny.build(name)], cache_dir=None)
     index = int(aligned.exact_id[0][aligned.cid_of(b"\n")])
     assert aligned.models[0].token_bytes[index] == b"\n"

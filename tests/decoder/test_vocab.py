@@ -59,7 +59,7 @@ def test_the_callers_tokenizer_is_left_as_it_was(name):
 
 
 @pytest.mark.parametrize("name", tiny.NAMES)
-def test_field_case_15_re_encoding_a_growing_text_adds_no_bos(name):
+def test_case_15_re_encoding_a_growing_text_adds_no_bos(name):
     vocab = vocab_of(name)
     text = b""
     for _ in range(20):
@@ -130,7 +130,7 @@ def test_batched_spelling_equals_one_by_one(name):
     assert vocab.encode_many(items) == [vocab.encode(item) for item in items]
 
 
-def test_field_case_20_every_eos_id_means_end():
+def test_case_20_every_eos_id_means_end():
     for name in ("llama3", "qwen2", "gemma"):
         vocab = vocab_of(name)
         assert vocab.eos_ids == tuple(tiny.eos_ids(name))
@@ -247,7 +247,7 @@ def test_a_byte_that_one_model_cannot_spell_is_left_out_for_all():
     assert both.cid_of(b"\x05") is not None
 
 
-def test_field_case_13_padded_heads_of_one_tokenizer_are_shared():
+def test_case_13_padded_heads_of_one_tokenizer_are_shared():
     tokenizer = tiny.build("qwen2")
     size = len(tokenizer)
     kw = {"eos_ids": [tiny.eos_ids("qwen2")] * 2, "cache_dir": None}

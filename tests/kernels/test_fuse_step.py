@@ -199,7 +199,7 @@ def test_empty_batch(operator, implementation, device):
 
 
 @pytest.mark.parametrize(("implementation", "device"), cases.targets("fuse_step"))
-def test_step_equals_its_parts(implementation, device):
+def test_case_6_step_equals_its_parts(implementation, device):
     """The fused call and the four operators one after another agree: field case 6, on 1 000 random unions."""
     vocab, logits, settings_ = batch_of(2, 1000 if not cases.slow(implementation, device) else 10)
     tensors = cases.vocab_tensors(vocab, device)

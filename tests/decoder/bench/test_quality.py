@@ -163,7 +163,7 @@ def test_weight_one_is_that_model():
     assert found["mixture"].bits == pytest.approx(found["model 0 alone"].bits)
 
 
-def test_every_single_model_stands_beside_every_method():
+def test_case_7_every_single_model_stands_beside_every_method():
     found = quality.evaluate(support_bench.bench().ensemble, PARAGRAPHS, questions=2, seed=3)
     assert list(found["answers"]) == ["llama3 alone", "gemma alone", "UniTE", "GaC", "SAFE", "SpecFuse"]
     assert list(found["text"]) == ["llama3 alone", "gemma alone", "mixture"]

@@ -134,7 +134,7 @@ def test_safe_takes_the_chain_of_its_base_whatever_the_batch(together):
 
 @pytest.mark.parametrize("order", [("llama3", "gpt2"), ("gpt2", "gemma"), ("gemma", "llama2"), ("llama2", "llama3")])
 @pytest.mark.parametrize("join", ["harness", "bytes"])
-def test_finite_where_a_token_spans_the_join(folders, order, join):
+def test_case_31_finite_where_a_token_spans_the_join(folders, order, join):
     lm = EnsembleLM(models=[str(folders / n) for n in order], method="unite", dtype="float32", join=join)
     spanning = [pair for pair in SPANNING if lm.tok_encode("".join(pair))[: len(b := lm.tok_encode(pair[0]))] != b]
     got = lm.loglikelihood(instances("loglikelihood", [*SPANNING, *PAIRS]), disable_tqdm=True)
