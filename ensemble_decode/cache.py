@@ -55,7 +55,7 @@ class SlotCache:
     # -- slots ---------------------------------------------------------------------------------------------------
 
     def acquire(self, ids: Sequence[int] | None = None) -> int:
-        """The lowest free slot, empty and clean; grows by whole blocks when none is free.
+        """The lowest free slot, clean behind its length; grows by whole blocks when none is free.
 
         Lowest first keeps the held slots together, and contiguous slots are read without a copy. ``ids``: what the row is to
         hold. Where a slot begins with enough of them, the new row has that beginning already (see ``take_over``), and others may take
