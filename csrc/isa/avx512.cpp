@@ -6,6 +6,7 @@
 #endif
 #include <stdint.h>
 
+#include "halves_avx2.inl"
 #include "kernels.h"
 
 namespace ensemble {
@@ -13,6 +14,13 @@ namespace {
 
 struct V {
   __m512 v;
+
+  struct Integers {
+    __m512i v;
+
+    static Integers load(const int32_t* p) { return {_mm512_load_si512(p)}; }
+    static void store(int32_t* p, Integers z) { _mm512_store_si512(p, z.v); }
+  };
 
   static V set1(float x) { return {_mm512_set1_ps(x)}; }
   static V add(V a, V b) { return {_mm512_add_ps(a.v, b.v)}; }
@@ -24,10 +32,14 @@ struct V {
   // VMAXPS returns its second operand where either is NaN.
   static V max_skip_nan(V x, V kept) { return {_mm512_max_ps(x.v, kept.v)}; }
   static V max_keep_nan(V bound, V x) { return {_mm512_max_ps(bound.v, x.v)}; }
-  static void nearest(V x, V& bits, V& value) {
-    const __m512i n = _mm512_cvtps_epi32(x.v);
-    bits.v = _mm512_castsi512_ps(n);
-    value.v = _mm512_cvtepi32_ps(n);
+  static Integers nearest(V x) { return {_mm512_cvtps_epi32(x.v)}; }
+  static V fraction(Integers z) {
+    const __m512i low = _mm512_and_si512(z.v, _mm512_set1_epi32(kFractionBits));
+    return {_mm512_castsi512_ps(_mm512_or_si512(low, _mm512_set1_epi32(kOneBits)))};
+  }
+  static V raise(V p, Integers z) {
+    const __m512i exponent = _mm512_andnot_si512(_mm512_set1_epi32(kFractionBits), z.v);
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), exponent))};
   }
   static V scale(V p, V z) {
     const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(z.v), 23);
@@ -57,28 +69,28 @@ struct V {
   static V load16(const float* p) { return {_mm512_loadu_ps(p)}; }
   static void store(float* p, V v) { _mm512_storeu_ps(p, v.v); }
 
+  static uint32_t top_half(const char* p) { return top_half_avx2(p); }  // AVX-512 F has no 16-bit integers
   template <int kType>
-  static void load32(const char* p, V& a, V& b) {
+  static float widen_half(uint32_t bits) {
+    return widen_half_avx2<kType>(bits);
+  }
+
+  template <int kType>
+  static V load(const char* p) {
     if constexpr (kType == 0) {
-      a = load16(reinterpret_cast<const float*>(p));
-      b = load16(reinterpret_cast<const float*>(p) + 16);
+      return load16(reinterpret_cast<const float*>(p));
     } else if constexpr (kType == 1) {
-      a = {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
-      b = {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p) + 1))};
+      return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
     } else {
-      const __m256i* h = reinterpret_cast<const __m256i*>(p);
-      a = split_pairs(_mm256_loadu_si256(h));
-      b = split_pairs(_mm256_loadu_si256(h + 1));
+      // As in the AVX2 file: even elements in the lower half, odd ones in the upper.
+      const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+      const __m512i shifts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 16, 16, 16, 16, 16, 16, 16, 16);
+      const __m512i shifted = _mm512_sllv_epi32(_mm512_broadcast_i64x4(h), shifts);
+      return {_mm512_castsi512_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
     }
   }
 
  private:
-  // As in the AVX2 file: even elements of 16 in the lower half, odd ones in the upper.
-  static V split_pairs(__m256i h) {
-    const __m512i shifts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 16, 16, 16, 16, 16, 16, 16, 16);
-    const __m512i shifted = _mm512_sllv_epi32(_mm512_broadcast_i64x4(h), shifts);
-    return {_mm512_castsi512_ps(_mm512_and_si512(shifted, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
-  }
   static __m256 upper_half(__m512 v) { return _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(v), 1)); }
 };
 

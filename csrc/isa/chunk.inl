@@ -1,88 +1,111 @@
 // The chunk loop, written once over a 16-lane vector type V that the including file defines.
 //
-// V must provide: set1, add, sub, fma, fma_precise (which even unfused code rounds only once or nearly so),
-// max_skip_nan (drops a NaN in its first argument), max_keep_nan (returns a NaN in its second argument), nearest (the nearest
-// integer, as bits for scale and as float), scale (adds an integer's low bits to the exponent), hmax, hsum, and load32 of each dtype, which returns 32 elements as two vectors. Lanes hold the same elements in every instruction set, sums run in the
-// same order and every product-sum is fused, so AVX2, AVX-512 and NEON give the same bits (plain code does not fuse).
+// V must provide: set1, add, fma, fma_precise (which even unfused code rounds only once or nearly so), max_skip_nan
+// (drops a NaN in its first argument), max_keep_nan (returns a NaN in its second argument), hmax, hsum, load16 and
+// store, load of 16 elements of each dtype; 16 Integers with nearest (of floats), fraction (the low 23 bits as a number in
+// [1, 2)) and raise (adds the other bits to a number's bits); top_half, the bits of the largest of 128 floats of 16
+// bits, and widen_half of them. Lanes hold the same elements in every instruction set, sums run in the same order and
+// every product-sum is fused, so AVX2, AVX-512 and NEON give the same bits (plain code does not fuse).
 
 namespace {
 
-// 2^f on [-1/2, 1/2]: minimax in relative error with p(0) = 1 exactly, 1.6e-7 in float32 arithmetic.
-constexpr float kC1 = 0x1.62e42ap-1f;
-constexpr float kC2 = 0x1.ebf9bcp-3f;
-constexpr float kC3 = 0x1.c6b752p-5f;
-constexpr float kC4 = 0x1.3cea88p-7f;
-constexpr float kC5 = 0x1.5bba14p-10f;
-constexpr float kLowest = -125.0f;     // 2^-125 is normal and far below anything a float32 sum can see
+// 2^(u - 1) on [1, 2]: minimax in relative error with p(1) = 1 exactly, fused or not; 1.75e-7 in float32 arithmetic.
+constexpr float kP5 = 0x1.e974f8p-10f;
+constexpr float kP4 = -0x1.4e192ap-12f;
+constexpr float kP3 = 0x1.3a991cp-5f;
+constexpr float kP2 = 0x1.bb2b4ep-4f;
+constexpr float kP1 = 0x1.69f936p-2f;
+constexpr float kP0 = 0x1.fe52e4p-2f;
+constexpr float kUnit = 0x1p23f;             // exponents are counted in units of 2^-23, the last bit of a float32 fraction
+constexpr float kLowest = -125.0f * kUnit;   // 2^-125 is normal and far below anything a float32 sum can see
 
-// 2^t for t in [-125, 125]: t = n + f with n the nearest integer.
-inline V exp2_in_range(V t) {
-  V n_bits, n;
-  V::nearest(t, n_bits, n);
-  const V f = V::sub(t, n);
-  V p = V::fma(V::set1(kC5), f, V::set1(kC4));
-  p = V::fma(p, f, V::set1(kC3));
-  p = V::fma(p, f, V::set1(kC2));
-  p = V::fma(p, f, V::set1(kC1));
-  p = V::fma(p, f, V::set1(1.0f));
-  return V::scale(p, n_bits);
+// The largest of 128 elements.
+template <int kType>
+inline float group_top(const char* p) {
+  if constexpr (kType == 0) {
+    V high_a = V::set1(-__builtin_inff());
+    V high_b = high_a;
+    for (int i = 0; i < 8; i += 2) {
+      high_a = V::max_skip_nan(V::load<0>(p + i * 64), high_a);
+      high_b = V::max_skip_nan(V::load<0>(p + i * 64 + 64), high_b);
+    }
+    return V::hmax(V::max_skip_nan(high_a, high_b));
+  } else {
+    return V::widen_half<kType>(V::top_half(p));
+  }
 }
 
+// Exponents of one group between the two halves of the loop below.
+struct Staged {
+  alignas(64) float t[8][16];  // in units of 2^-23
+  alignas(64) int32_t z[8][16];  // t rounded to integers
+};
+
 template <int kType>
-void chunk(const void* x, int64_t groups, const void* ahead, float* group_max, ChunkSums* sums) {
-  constexpr int64_t kBlockBytes = 32 * (kType == 0 ? 4 : 2);
-  constexpr int64_t kGroupBytes = 4 * kBlockBytes;
-  const char* const begin = static_cast<const char*>(x);
+void chunk(const void* logits, int64_t groups, const void* ahead, float* group_max, ChunkSums* sums) {
+  constexpr int64_t kVectorBytes = 16 * (kType == 0 ? 4 : 2);
+  constexpr int64_t kGroupBytes = 8 * kVectorBytes;
+  const char* const begin = static_cast<const char*>(logits);
   const char* const next = static_cast<const char*>(ahead);
 
-  const V lowest = V::set1(-__builtin_inff());
-  V top = lowest;
+  float top = -__builtin_inff();
   for (int64_t g = 0; g < groups; ++g) {
-    V high_a = lowest;
-    V high_b = lowest;
-    for (int block = 0; block < 4; ++block) {
-      V a, b;
-      V::load32<kType>(begin + g * kGroupBytes + block * kBlockBytes, a, b);
-      high_a = V::max_skip_nan(a, high_a);
-      high_b = V::max_skip_nan(b, high_b);
-    }
-    const V high = V::max_skip_nan(high_a, high_b);
-    group_max[g] = V::hmax(high);
-    top = V::max_skip_nan(high, top);
+    group_max[g] = group_top<kType>(begin + g * kGroupBytes);
+    top = group_max[g] > top ? group_max[g] : top;
   }
-  sums->max = V::hmax(top);
+  sums->max = top;
 
-  // A separate accumulator per group keeps the rounding error of long sums small.
-  const V scale = V::set1(kLog2E);
-  const V shift = V::set1(-(sums->max * kLog2E));
-  const V lowest_exponent = V::set1(kLowest);
+  // t = x * kLog2E - shift as a fixed-point number: its integer part is the exponent of 2^t, its fraction, put below
+  // an exponent of zero, the polynomial's argument. A vector's steps are one long chain, too long for a processor to
+  // have enough of them under way at once; so each turn prepares one group and finishes the one before.
+  const V scale = V::set1(kLog2E * kUnit);
+  const V shift = V::set1(-(top * kLog2E) * kUnit);
+  const V lowest = V::set1(kLowest);
   V sum = V::set1(0.0f);
   V weighted = V::set1(0.0f);
-  for (int64_t g = 0; g < groups; ++g) {
+  Staged staged[2];
+
+  const auto turn = [&]<bool kPrepare, bool kFinish>(int64_t g) {
+    Staged& to = staged[g & 1];
+    const Staged& from = staged[(g & 1) ^ 1];
+    // A separate accumulator per group keeps the rounding error of long sums small.
     V group_sum = V::set1(0.0f);
     V group_weighted = V::set1(0.0f);
-    // Not unrolled: one block at a time leaves AVX2 enough registers to keep the constants, and loads are the bottleneck.
-#pragma GCC unroll 1
-    for (int block = 0; block < 4; ++block) {
-      const int64_t offset = g * kGroupBytes + block * kBlockBytes;
-      __builtin_prefetch(next + offset);
-      if constexpr (kType == 0) __builtin_prefetch(next + offset + 64);
-      V a, b;
-      V::load32<kType>(begin + offset, a, b);
-      a = V::max_keep_nan(lowest_exponent, V::fma_precise(a, scale, shift));
-      const V ea = exp2_in_range(a);
-      group_sum = V::add(group_sum, ea);
-      group_weighted = V::fma(ea, a, group_weighted);
-      b = V::max_keep_nan(lowest_exponent, V::fma_precise(b, scale, shift));
-      const V eb = exp2_in_range(b);
-      group_sum = V::add(group_sum, eb);
-      group_weighted = V::fma(eb, b, group_weighted);
+    if constexpr (kPrepare) {
+      for (int64_t line = 0; line < kGroupBytes; line += 64) __builtin_prefetch(next + g * kGroupBytes + line);
     }
-    sum = V::add(sum, group_sum);
-    weighted = V::add(weighted, group_weighted);
-  }
+    // Not unrolled: one vector at a time leaves AVX2 enough registers to keep the constants.
+#pragma GCC unroll 1
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (kPrepare) {
+        const V x = V::load<kType>(begin + g * kGroupBytes + i * kVectorBytes);
+        const V t = V::max_keep_nan(lowest, V::fma_precise(x, scale, shift));
+        V::store(to.t[i], t);
+        V::Integers::store(to.z[i], V::nearest(t));
+      }
+      if constexpr (kFinish) {
+        const auto z = V::Integers::load(from.z[i]);
+        const V u = V::fraction(z);
+        V p = V::fma(V::set1(kP5), u, V::set1(kP4));
+        p = V::fma(p, u, V::set1(kP3));
+        p = V::fma(p, u, V::set1(kP2));
+        p = V::fma(p, u, V::set1(kP1));
+        p = V::fma(p, u, V::set1(kP0));
+        const V e = V::raise(p, z);
+        group_sum = V::add(group_sum, e);
+        group_weighted = V::fma(e, V::load16(from.t[i]), group_weighted);
+      }
+    }
+    if constexpr (kFinish) {
+      sum = V::add(sum, group_sum);
+      weighted = V::add(weighted, group_weighted);
+    }
+  };
+  turn.template operator()<true, false>(0);
+  for (int64_t g = 1; g < groups; ++g) turn.template operator()<true, true>(g);
+  turn.template operator()<false, true>(groups);
   sums->sum = V::hsum(sum);
-  sums->weighted = V::hsum(weighted);
+  sums->weighted = V::hsum(weighted) / kUnit;
 }
 
 }  // namespace

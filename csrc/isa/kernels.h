@@ -47,6 +47,8 @@ struct Kernels {
 };
 
 constexpr float kLog2E = 0x1.715476p+0f;
+constexpr int32_t kFractionBits = 0x007fffff;
+constexpr int32_t kOneBits = 0x3f800000;  // 1.0 as float32
 constexpr int32_t kSqrtHalfBits = 0x3f3504f3;  // sqrt(1/2) as float32
 
 extern const Kernels kKernelsPlain;

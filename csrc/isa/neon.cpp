@@ -10,6 +10,15 @@ namespace {
 struct V {
   float32x4_t q[4];
 
+  struct Integers {
+    int32x4_t q[4];
+
+    static Integers load(const int32_t* p) { return {{vld1q_s32(p), vld1q_s32(p + 4), vld1q_s32(p + 8), vld1q_s32(p + 12)}}; }
+    static void store(int32_t* p, Integers z) {
+      for (int i = 0; i < 4; ++i) vst1q_s32(p + 4 * i, z.q[i]);
+    }
+  };
+
   static V set1(float x) {
     const float32x4_t v = vdupq_n_f32(x);
     return {{v, v, v, v}};
@@ -43,12 +52,25 @@ struct V {
     for (int i = 0; i < 4; ++i) x.q[i] = vmaxq_f32(bound.q[i], x.q[i]);
     return x;
   }
-  static void nearest(V x, V& bits, V& value) {
+  static Integers nearest(V x) {
+    Integers z;
+    for (int i = 0; i < 4; ++i) z.q[i] = vcvtnq_s32_f32(x.q[i]);
+    return z;
+  }
+  static V fraction(Integers z) {
+    V u;
     for (int i = 0; i < 4; ++i) {
-      const int32x4_t n = vcvtnq_s32_f32(x.q[i]);
-      bits.q[i] = vreinterpretq_f32_s32(n);
-      value.q[i] = vcvtq_f32_s32(n);
+      const int32x4_t low = vandq_s32(z.q[i], vdupq_n_s32(kFractionBits));
+      u.q[i] = vreinterpretq_f32_s32(vorrq_s32(low, vdupq_n_s32(kOneBits)));
     }
+    return u;
+  }
+  static V raise(V p, Integers z) {
+    for (int i = 0; i < 4; ++i) {
+      const int32x4_t exponent = vbicq_s32(z.q[i], vdupq_n_s32(kFractionBits));
+      p.q[i] = vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p.q[i]), exponent));
+    }
+    return p;
   }
   static V scale(V p, V z) {
     for (int i = 0; i < 4; ++i) {
@@ -84,30 +106,45 @@ struct V {
     for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, v.q[i]);
   }
 
+  // As in the AVX2 file.
+  static uint32_t top_half(const char* p) {
+    const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
+    uint16x8_t low[2] = {vld1q_u16(h), vld1q_u16(h + 8)};
+    int16x8_t high[2] = {vreinterpretq_s16_u16(low[0]), vreinterpretq_s16_u16(low[1])};
+    for (int i = 2; i < 16; ++i) {
+      const uint16x8_t x = vld1q_u16(h + 8 * i);
+      low[i % 2] = vminq_u16(low[i % 2], x);
+      high[i % 2] = vmaxq_s16(high[i % 2], vreinterpretq_s16_u16(x));
+    }
+    const int16_t top = vmaxvq_s16(vmaxq_s16(high[0], high[1]));
+    return top >= 0 ? static_cast<uint16_t>(top) : vminvq_u16(vminq_u16(low[0], low[1]));
+  }
   template <int kType>
-  static void load32(const char* p, V& a, V& b) {
-    if constexpr (kType == 0) {
-      a = load16(reinterpret_cast<const float*>(p));
-      b = load16(reinterpret_cast<const float*>(p) + 16);
-    } else if constexpr (kType == 1) {
-      for (int i = 0; i < 4; ++i) {
-        a.q[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p) + 4 * i)));
-        b.q[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t*>(p) + 16 + 4 * i)));
-      }
+  static float widen_half(uint32_t bits) {
+    if constexpr (kType == 1) {
+      return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(static_cast<uint16_t>(bits)))), 0);
     } else {
-      split_pairs(reinterpret_cast<const uint16_t*>(p), a);
-      split_pairs(reinterpret_cast<const uint16_t*>(p) + 16, b);
+      return vgetq_lane_f32(vreinterpretq_f32_u32(vdupq_n_u32(bits << 16)), 0);
     }
   }
 
- private:
-  // Even elements of 16 in the lower half, odd ones in the upper.
-  static void split_pairs(const uint16_t* p, V& v) {
-    for (int i = 0; i < 2; ++i) {
-      const uint32x4_t both = vreinterpretq_u32_u16(vld1q_u16(p + 8 * i));
-      v.q[i] = vreinterpretq_f32_u32(vshlq_n_u32(both, 16));
-      v.q[2 + i] = vreinterpretq_f32_u32(vandq_u32(both, vdupq_n_u32(0xffff0000u)));
+  template <int kType>
+  static V load(const char* p) {
+    const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
+    V v;
+    if constexpr (kType == 0) {
+      v = load16(reinterpret_cast<const float*>(p));
+    } else if constexpr (kType == 1) {
+      for (int i = 0; i < 4; ++i) v.q[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h + 4 * i)));
+    } else {
+      // Even elements in the lower half, odd ones in the upper.
+      for (int i = 0; i < 2; ++i) {
+        const uint32x4_t both = vreinterpretq_u32_u16(vld1q_u16(h + 8 * i));
+        v.q[i] = vreinterpretq_f32_u32(vshlq_n_u32(both, 16));
+        v.q[2 + i] = vreinterpretq_f32_u32(vandq_u32(both, vdupq_n_u32(0xffff0000u)));
+      }
     }
+    return v;
   }
 };
 

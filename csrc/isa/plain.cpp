@@ -10,6 +10,17 @@ namespace {
 struct V {
   float x[16];
 
+  struct Integers {
+    int32_t x[16];
+
+    static Integers load(const int32_t* p) {
+      Integers z;
+      __builtin_memcpy(z.x, p, sizeof z.x);
+      return z;
+    }
+    static void store(int32_t* p, Integers z) { __builtin_memcpy(p, z.x, sizeof z.x); }
+  };
+
   static V set1(float value) {
     V r;
     for (int i = 0; i < 16; ++i) r.x[i] = value;
@@ -47,31 +58,46 @@ struct V {
     for (int i = 0; i < 16; ++i) value.x[i] = bound.x[i] > value.x[i] ? bound.x[i] : value.x[i];
     return value;
   }
-  static void nearest(V x, V& bits, V& value) {
-    constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: adding it rounds and leaves the integer in the low bits
+  // Of numbers at most a little above zero; may be one off where that is less than the numbers' own rounding.
+  static Integers nearest(V x) {
+    Integers z;
     for (int i = 0; i < 16; ++i) {
-      bits.x[i] = x.x[i] + kToInteger;
-      value.x[i] = bits.x[i] - kToInteger;
+      const float number = x.x[i] == x.x[i] ? x.x[i] : 0.0f;  // a NaN shows in the weighted sum; here any integer will do
+      z.x[i] = static_cast<int32_t>(number - 0.5f);
     }
+    return z;
+  }
+  static V fraction(Integers z) {
+    V u;
+    for (int i = 0; i < 16; ++i) u.x[i] = float_from_bits(static_cast<uint32_t>((z.x[i] & kFractionBits) | kOneBits));
+    return u;
+  }
+  static V raise(V p, Integers z) {
+    for (int i = 0; i < 16; ++i) {
+      p.x[i] = float_from_bits(bits_of(p.x[i]) + static_cast<uint32_t>(z.x[i] & ~kFractionBits));
+    }
+    return p;
   }
   static V scale(V p, V z) {
     for (int i = 0; i < 16; ++i) {
-      uint32_t bits, exponent;
-      __builtin_memcpy(&bits, &p.x[i], 4);
-      __builtin_memcpy(&exponent, &z.x[i], 4);
-      p.x[i] = float_from_bits(bits + (exponent << 23));
+      p.x[i] = float_from_bits(bits_of(p.x[i]) + (bits_of(z.x[i]) << 23));
     }
     return p;
   }
   // x = mantissa * 2^exponent with the mantissa in [sqrt(1/2), sqrt(2)).
   static void split(V x, V& mantissa, V& exponent) {
     for (int i = 0; i < 16; ++i) {
-      int32_t bits;
-      __builtin_memcpy(&bits, &x.x[i], 4);
+      const int32_t bits = static_cast<int32_t>(bits_of(x.x[i]));
       const int32_t e = (bits - kSqrtHalfBits) >> 23;
       mantissa.x[i] = float_from_bits(static_cast<uint32_t>(bits) - (static_cast<uint32_t>(e) << 23));
       exponent.x[i] = static_cast<float>(e);
     }
+  }
+
+  static uint32_t bits_of(float x) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    return bits;
   }
 
   static float hmax(V v) {
@@ -94,25 +120,45 @@ struct V {
   }
   static void store(float* p, V v) { __builtin_memcpy(p, v.x, sizeof v.x); }
 
-  template <int kType>
-  static void load32(const char* p, V& a, V& b) {
-    if constexpr (kType == 0) {
-      a = load16(reinterpret_cast<const float*>(p));
-      b = load16(reinterpret_cast<const float*>(p) + 16);
-    } else if constexpr (kType == 1) {
+  // The bits of the largest of 128 floats of 16 bits. Flipping the magnitude of negative ones makes them compare as
+  // integers do; NaN with the sign set counts only where all are such.
+  static uint32_t top_half(const char* p) {
+    int16_t top[16];
+    for (int i = 0; i < 16; ++i) top[i] = INT16_MIN;
+    for (int block = 0; block < 8; ++block) {
+      int16_t h[16];
+      __builtin_memcpy(h, p + block * sizeof h, sizeof h);
       for (int i = 0; i < 16; ++i) {
-        a.x[i] = f16_to_float(reinterpret_cast<const uint16_t*>(p)[i]);
-        b.x[i] = f16_to_float(reinterpret_cast<const uint16_t*>(p)[16 + i]);
-      }
-    } else {
-      const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
-      for (int i = 0; i < 8; ++i) {
-        a.x[i] = bf16_to_float(h[2 * i]);
-        a.x[8 + i] = bf16_to_float(h[2 * i + 1]);
-        b.x[i] = bf16_to_float(h[16 + 2 * i]);
-        b.x[8 + i] = bf16_to_float(h[16 + 2 * i + 1]);
+        const int16_t key = static_cast<int16_t>(h[i] ^ ((h[i] >> 15) & 0x7fff));
+        top[i] = top[i] > key ? top[i] : key;
       }
     }
+    for (int width = 8; width > 0; width /= 2) {
+      for (int i = 0; i < width; ++i) top[i] = top[i] > top[i + width] ? top[i] : top[i + width];
+    }
+    return static_cast<uint16_t>(top[0] ^ ((top[0] >> 15) & 0x7fff));
+  }
+  template <int kType>
+  static float widen_half(uint32_t bits) {
+    const uint16_t half = static_cast<uint16_t>(bits);
+    return kType == 1 ? f16_to_float(half) : bf16_to_float(half);
+  }
+
+  template <int kType>
+  static V load(const char* p) {
+    const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
+    V v;
+    if constexpr (kType == 0) {
+      v = load16(reinterpret_cast<const float*>(p));
+    } else if constexpr (kType == 1) {
+      for (int i = 0; i < 16; ++i) v.x[i] = f16_to_float(h[i]);
+    } else {
+      for (int i = 0; i < 8; ++i) {
+        v.x[i] = bf16_to_float(h[2 * i]);
+        v.x[8 + i] = bf16_to_float(h[2 * i + 1]);
+      }
+    }
+    return v;
   }
 };
 

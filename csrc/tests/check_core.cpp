@@ -85,6 +85,25 @@ void check_loops(const Kernels& isa) {
     std::printf("digest %-7s dtype %d %016llx\n", isa.name, type, static_cast<unsigned long long>(hash));
   }
 
+  // 16-bit maxima are compared as integers: signs, zeros and infinities at every place of a group.
+  for (int type : {1, 2}) {
+    const Dtype dtype = static_cast<Dtype>(type);
+    const uint16_t minus_inf = type == 1 ? 0xfc00 : 0xff80;
+    for (uint16_t rest : {minus_inf, uint16_t{0xc3a7}, uint16_t{0x8002}}) {
+      for (uint16_t best : {uint16_t{0xc3a6}, uint16_t{0x8001}, uint16_t{0x8000}, uint16_t{0}, uint16_t{1}, uint16_t{0x43a6}}) {
+        for (int64_t at = 0; at < kGroup; ++at) {
+          std::vector<uint16_t> x(kGroup, rest);
+          x[static_cast<size_t>(at)] = best;
+          const float want = std::max(load_element(x.data(), dtype, at), load_element(x.data(), dtype, (at + 1) % kGroup));
+          float maximum;
+          ChunkSums sums;
+          isa.chunk[type](x.data(), 1, x.data(), &maximum, &sums);
+          expect(maximum == want && sums.max == want, isa.name, "16-bit maximum", maximum, want);
+        }
+      }
+    }
+  }
+
   // NaN and infinities must reach the caller.
   for (float odd : {NAN, INFINITY}) {
     std::vector<float> x(256, 1.0f), maxima(2);
@@ -93,6 +112,18 @@ void check_loops(const Kernels& isa) {
     isa.chunk[0](x.data(), 2, x.data(), maxima.data(), &sums);
     expect(std::isnan(sums.weighted), isa.name, "a NaN or an infinite maximum shows", sums.weighted, NAN);
     expect(maxima[0] == 1.0f, isa.name, "the other group's maximum", maxima[0], 1.0);
+  }
+  for (int type : {1, 2}) {
+    const uint16_t infinite = type == 1 ? 0x7c00 : 0x7f80;
+    for (int bits : {int{infinite}, infinite + 1, infinite + 0x8001, 0x7fff, 0xffff}) {
+      std::vector<uint16_t> x(256, 0x3c00);
+      x[200] = static_cast<uint16_t>(bits);
+      std::vector<float> maxima(2);
+      ChunkSums sums;
+      isa.chunk[type](x.data(), 2, x.data(), maxima.data(), &sums);
+      expect(std::isnan(sums.weighted), isa.name, "a 16-bit NaN or infinite maximum shows", sums.weighted, NAN);
+      expect(maxima[0] == load_element(x.data(), static_cast<Dtype>(type), 0), isa.name, "the other 16-bit maximum", maxima[0], 1.0);
+    }
   }
 
   std::vector<float> x(4096), y;
