@@ -69,7 +69,7 @@ def _run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> to
     out = torch.empty(rows.shape[0], outputs, dtype=x.dtype)
     if runs_native() and weight.is_contiguous():
         bias = None if bias is None else bias.detach().contiguous()
-        extension.core().linear(rows.detach().contiguous(), weight.detach(), bias, out, torch.get_num_threads())
+        extension.core().linear(*extension.shared((rows.contiguous(), weight, bias, out)), torch.get_num_threads())
     else:
         in_blocks(rows, weight, bias, out)
     return out.view(*x.shape[:-1], outputs)

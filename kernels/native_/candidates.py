@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .extension import core
+from .extension import core, shared
 
 
 def union_topk(ids: Sequence[Tensor], to_cid: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -15,8 +15,8 @@ def union_topk(ids: Sequence[Tensor], to_cid: Sequence[Tensor]) -> tuple[Tensor,
     rows = ids[0].shape[0]
     cids = torch.empty((rows, sum(x.shape[1] for x in ids)), dtype=torch.int32)
     count = torch.empty(rows, dtype=torch.int32)
-    tables = [x.contiguous() for x in to_cid]
-    core().union_topk([x.contiguous() for x in ids], tables, cids, count, torch.get_num_threads())
+    inputs = (shared(x.contiguous() for x in tensors) for tensors in (ids, to_cid))
+    core().union_topk(*inputs, *shared((cids, count)), torch.get_num_threads())
     return cids, count
 
 
@@ -26,6 +26,6 @@ def gather_candidates(
     """See `ensemble_decode.kernels.gather_candidates`; CPU tensors."""
     scores = torch.empty(cids.shape, dtype=torch.float32)
     mask = None if allowed is None else allowed.contiguous()
-    inputs = (logits.detach(), cids.contiguous(), ids_of.contiguous(), eos_ids.contiguous(), mask)
-    core().gather_candidates(*inputs, scores, torch.get_num_threads())
+    inputs = (logits, cids.contiguous(), ids_of.contiguous(), eos_ids.contiguous(), mask, scores)
+    core().gather_candidates(*shared(inputs), torch.get_num_threads())
     return scores

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from functools import lru_cache
 from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.dlpack import to_dlpack
 
 
 @lru_cache(maxsize=1)
@@ -38,6 +44,20 @@ def core() -> ModuleType:
     if isinstance(module, str):
         raise RuntimeError(f"the native operators cannot run: {module}")
     return module
+
+
+def shared(tensors: Iterable[Tensor | None]) -> list[Any]:
+    """The tensors' memory as DLPack capsules, each to be taken once; None stays None.
+
+    Asked for a tensor's ``__dlpack__``, as the extension itself would ask, torch goes through Python and needs several
+    times as long; a decode step shares hundreds of tensors.
+    """
+    return [tensor if tensor is None else to_dlpack(tensor) for tensor in tensors]
+
+
+def writable(out: Iterable[Tensor]) -> list[Tensor]:
+    """Outputs as they cross the border, where a truth value is a byte."""
+    return [x.view(torch.uint8) if x.dtype == torch.bool else x for x in out]
 
 
 def available_isas() -> list[str]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..types import Fused, FuseSettings, FuseStep, VocabTensors
-from .extension import core
+from .extension import core, shared, writable
 
 
 def fuse_candidates(
@@ -38,10 +38,10 @@ def fuse_candidates(
     )
     inputs = (scores, cids, logsumexp, primary_topk_cids, primary_max, primary_cid, prefix_end)
     core().fuse_candidates(
-        *(x.detach().contiguous() for x in inputs),
+        *shared(x.contiguous() for x in inputs),
         space_cid,
-        _plain(settings),
-        *_writable(out),
+        shared(x.contiguous() for x in settings),
+        *shared(writable(out)),
         torch.get_num_threads(),
     )
     return out
@@ -81,22 +81,13 @@ def _run(
     )
     lists = (vocab.to_cid, vocab.exact_id, vocab.piece_id, vocab.allowed, vocab.eos_ids)
     operator(
-        [x.detach() for x in logits],
-        *([x.contiguous() for x in tensors] for tensors in lists),
-        vocab.prefix_end.contiguous(),
+        shared(logits),
+        *(shared(x.contiguous() for x in tensors) for tensors in lists),
+        *shared((vocab.prefix_end.contiguous(),)),
         vocab.space_cid,
-        _plain(settings),
+        shared(x.contiguous() for x in settings),
         k,
-        *_writable(out),
+        *shared(writable(out)),
         torch.get_num_threads(),
     )
     return out
-
-
-def _plain(settings: FuseSettings) -> list[Tensor]:
-    return [field.contiguous() for field in settings]
-
-
-def _writable(out: Fused | FuseStep) -> list[Tensor]:
-    """Outputs as they cross the border, where a truth value is a byte."""
-    return [x.view(torch.uint8) if x.dtype == torch.bool else x for x in out]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..types import TopkStats
 from .cuda import topk_stats as topk_stats_on_cuda
-from .extension import core
+from .extension import core, shared
 
 
 def topk_stats(logits: Tensor, k: int, allowed: Tensor | None = None) -> TopkStats:
@@ -22,6 +22,6 @@ def topk_stats(logits: Tensor, k: int, allowed: Tensor | None = None) -> TopkSta
         entropy=torch.empty(rows, dtype=torch.float32),
         flags=torch.empty(rows, dtype=torch.int32),
     )
-    mask = None if allowed is None else allowed.contiguous()
-    core().topk_stats(logits.detach(), k, mask, *out, torch.get_num_threads())
+    source, mask, *written = shared((logits, None if allowed is None else allowed.contiguous(), *out))
+    core().topk_stats(source, k, mask, *written, torch.get_num_threads())
     return out

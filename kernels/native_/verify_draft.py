@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..types import VerifyDraft
-from .extension import core
+from .extension import core, shared, writable
 
 
 def verify_draft(logits: Tensor, targets: Tensor, allowed: Tensor | None, eos_ids: Tensor) -> VerifyDraft:
@@ -20,16 +20,6 @@ def verify_draft(logits: Tensor, targets: Tensor, allowed: Tensor | None, eos_id
         flags=torch.empty(rows, dtype=torch.int32),
     )
     mask = None if allowed is None else allowed.contiguous()
-    core().verify_draft(
-        logits.detach(),
-        targets.contiguous(),
-        mask,
-        eos_ids.contiguous(),
-        out.target_prob,
-        out.is_argmax.view(torch.uint8),
-        out.argmax,
-        out.logsumexp,
-        out.flags,
-        torch.get_num_threads(),
-    )
+    inputs = (logits, targets.contiguous(), mask, eos_ids.contiguous())
+    core().verify_draft(*shared((*inputs, *writable(out))), torch.get_num_threads())
     return out
