@@ -65,9 +65,7 @@ def providers(every: bool) -> dict[str, Provider]:
     return table
 
 
-def alternate(
-    functions: dict[str, Callable[[int], object]], rounds: int, warm: bool = False
-) -> dict[str, list[float]]:
+def alternate(functions: dict[str, Callable[[int], object]], rounds: int, warm: bool = False) -> dict[str, list[float]]:
     """Seconds of each function per round; round i is handed to the function. `warm`: an untimed run before each."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for i in range(-1, rounds):
