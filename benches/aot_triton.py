@@ -293,7 +293,7 @@ compiled as its launcher would launch it (vocabularies {SIZES[0]} and {SIZES[1]}
 capability 8.0, 9.0 and 10.0, and the machine code is read with the `nvdisasm` and `cuobjdump` that Triton carries.
 `tests/kernels/test_triton_aot.py` holds the bounds.
 
-- **Spill instructions**: loads and stores of local memory (`STL`, `LDL`). Bound: 0, but for `full_mean_kernel` with eight models.
+- **Spill instructions**: loads and stores of local memory (`STL`, `LDL`). Bound: 0.
 - **Shared bytes**: per program. Bound: 163 KiB on 8.0, 227 KiB on 9.0 and 10.0.
 - **16-byte loads**: `LDG.E.128` in the whole kernel; the stream must have them.
 - **Instructions per element**: the instructions that one thread executes for a full chunk whose values are finite and

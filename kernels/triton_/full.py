@@ -51,11 +51,11 @@ def _log_sum(log_p):
 
 @triton.jit
 def _log_probs(rows, row, cids, tables, eos_counts, shifts_ptr, size, M: tl.constexpr, MODELS: tl.constexpr, EOS: tl.constexpr):  # fmt: skip
-    """log P_m of a chunk of candidates [MODELS, SPAN], and which of them some model can name."""
+    """log P_m of candidates [MODELS, candidates], and which of them some model can name."""
     model = tl.arange(0, MODELS)
     spelled = cids < size - 1
     known = cids < 0
-    result = tl.full([MODELS, SPAN], float("-inf"), dtype=tl.float32)
+    result = tl.full([MODELS, cids.shape[0]], float("-inf"), dtype=tl.float32)
     for m in tl.static_range(M):
         row_ptr = rows.logits[m] + row * rows.strides[m]
         allowed_ptr = rows.allowed[m] + row * rows.allowed_strides[m]
@@ -107,6 +107,18 @@ def full_sums_kernel(
 
 
 @triton.jit
+def _joined(top, sum_e, sum_et, other_top, other_e, other_et):
+    """(max t, Σ e^(t − max), Σ e^(t − max) · (t − max)) of two sets of candidates."""
+    joint = tl.maximum(top, other_top)
+    down = tl.where(top > float("-inf"), top - joint, 0.0)
+    other_down = tl.where(other_top > float("-inf"), other_top - joint, 0.0)
+    scale = tl.exp(down)
+    other_scale = tl.exp(other_down)
+    joint_et = scale * (sum_et + down * sum_e) + other_scale * (other_et + other_down * other_e)
+    return joint, scale * sum_e + other_scale * other_e, joint_et
+
+
+@triton.jit
 def full_mean_kernel(
     rows,
     tables,
@@ -124,49 +136,58 @@ def full_mean_kernel(
     MODELS: tl.constexpr,
     EOS: tl.constexpr,
     CHUNKS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     model = tl.arange(0, MODELS)
-    cids = chunk * SPAN + tl.arange(0, SPAN)
-    log_p, _ = _log_probs(rows, row, cids, tables, eos_counts, shifts_ptr, size, M, MODELS, EOS)
-    p = tl.exp(log_p)
     inside, present = _merged(sums_ptr, row, chunks, CHUNKS, MODELS)
     own = tl.load(settings.weights + row * M + model, mask=model < M, other=0.0)
     weights = effective_weights(own, present)
-    cell = partials_ptr + (row * chunks + chunk) * (PARTIALS + MODELS)
+    shifts = tl.load(shifts_ptr + (row * M + model) * 2, mask=model < M, other=float("-inf"))
+    consulted = effective_weights(own, shifts > float("-inf"))
+    logs = (tl.load(settings.aggregate + row) == 1) | (tl.load(settings.sharpen + row) == 2)
 
-    mean = tl.sum(p * weights[:, None], axis=0)
-    tl.store(mean_ptr + row * stride + cids, mean)
-    tl.store(cell, tl.max(mean, axis=0))
-    tl.store(cell + 1, -tl.sum(mean * tl.log(tl.where(mean > 0.0, mean, 1.0)), axis=0))
-
+    best = float("-inf")
+    entropy = 0.0
     top = float("-inf")
     sum_e = 0.0
     sum_et = 0.0
-    if (tl.load(settings.aggregate + row) == 1) | (tl.load(settings.sharpen + row) == 2):
-        zero = log_p == float("-inf")
-        weighs = (weights > 0.0)[:, None]
-        log = tl.sum(tl.where(weighs & ~zero, weights[:, None] * tl.where(zero, 0.0, log_p), 0.0), axis=0)
-        dead = tl.max((weighs & zero).to(tl.int32), axis=0) != 0
-        log = tl.where(dead, float("-inf"), tl.where(tl.max(weights, axis=0) > 0.0, log, float("-inf")))
-        dead = log == float("-inf")
-        tl.store(other_ptr + row * stride + cids, log)
-        top = tl.max(log, axis=0)
-        below = tl.where(dead, 0.0, log - tl.where(top > float("-inf"), top, 0.0))
-        e = tl.where(dead, 0.0, tl.exp(below))
-        sum_e = tl.sum(e, axis=0)
-        sum_et = tl.sum(e * below, axis=0)
+    kl = tl.zeros([MODELS], dtype=tl.float32)
+    for part in range(PARTS):  # one after the other: [MODELS, SPAN] of many models would not fit into the registers
+        cids = chunk * SPAN + part * (SPAN // PARTS) + tl.arange(0, SPAN // PARTS)
+        log_p, _ = _log_probs(rows, row, cids, tables, eos_counts, shifts_ptr, size, M, MODELS, EOS)
+        p = tl.exp(log_p)
+        mean = tl.sum(p * weights[:, None], axis=0)
+        tl.store(mean_ptr + row * stride + cids, mean)
+        best = tl.maximum(best, tl.max(mean, axis=0))
+        entropy -= tl.sum(mean * tl.log(tl.where(mean > 0.0, mean, 1.0)), axis=0)
+
+        if logs:
+            zero = log_p == float("-inf")
+            weighs = (weights > 0.0)[:, None]
+            log = tl.sum(tl.where(weighs & ~zero, weights[:, None] * tl.where(zero, 0.0, log_p), 0.0), axis=0)
+            dead = tl.max((weighs & zero).to(tl.int32), axis=0) != 0
+            log = tl.where(dead, float("-inf"), tl.where(tl.max(weights, axis=0) > 0.0, log, float("-inf")))
+            dead = log == float("-inf")
+            tl.store(other_ptr + row * stride + cids, log)
+            part_top = tl.max(log, axis=0)
+            below = tl.where(dead, 0.0, log - tl.where(part_top > float("-inf"), part_top, 0.0))
+            e = tl.where(dead, 0.0, tl.exp(below))
+            top, sum_e, sum_et = _joined(top, sum_e, sum_et, part_top, tl.sum(e, axis=0), tl.sum(e * below, axis=0))
+
+        # Divergences are over the candidates and one bucket for the rest, renormalised to sum 1.
+        p = p / (inside + tl.maximum(1.0 - inside, 0.0))[:, None]
+        mix = tl.sum(p * consulted[:, None], axis=0)
+        kl += tl.sum(kl_terms(p, mix[None, :]), axis=1)
+
+    cell = partials_ptr + (row * chunks + chunk) * (PARTIALS + MODELS)
+    tl.store(cell, best)
+    tl.store(cell + 1, entropy)
     tl.store(cell + 2, top)
     tl.store(cell + 3, sum_e)
     tl.store(cell + 4, sum_et)
-
-    # Divergences are over the candidates and one bucket for the rest, renormalised to sum 1.
-    shifts = tl.load(shifts_ptr + (row * M + model) * 2, mask=model < M, other=float("-inf"))
-    consulted = effective_weights(own, shifts > float("-inf"))
-    p = p / (inside + tl.maximum(1.0 - inside, 0.0))[:, None]
-    mix = tl.sum(p * consulted[:, None], axis=0)
-    tl.store(cell + PARTIALS + model, tl.sum(kl_terms(p, mix[None, :]), axis=1))
+    tl.store(cell + PARTIALS + model, kl)
 
 
 @triton.jit

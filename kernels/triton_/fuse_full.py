@@ -203,6 +203,8 @@ def _block(logits: Sequence[Tensor], vocab: VocabTensors, settings: FuseSettings
     groups = stride // GROUP
     # A thread holds as many elements of [models, candidates] whatever the number of models; 64 Ki registers a program.
     warps = 2 * max(2, padded)
+    # The means keep two such tiles alive and would spill: of many models they take the candidates in parts.
+    parts = 4 if padded > 4 else 1
     wide = {**FINISH_OPTIONS, "num_warps": warps, "maxnreg": min(224, 2048 // warps)}
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -224,7 +226,7 @@ def _block(logits: Sequence[Tensor], vocab: VocabTensors, settings: FuseSettings
     partials = empty(chunks, FULL_PARTIALS + padded)
     full_mean_kernel[grid](
         stream.rows, tables, eos_counts, shifts, vocab.size, sums, settings, mean, other, stride, partials, chunks,
-        **sized, CHUNKS=passes, **wide,
+        **sized, CHUNKS=passes, PARTS=parts, **wide,
     )  # fmt: skip
     state, boost = empty(FULL_STATE), empty(k)
     full_decide_kernel[(batch,)](

@@ -130,10 +130,23 @@ def test_equals_brute_force_interpreted(operator, implementation, device, seed):
     compare_with_brute_force(operator, implementation, device, seed, most_rows=2)
 
 
-def compare_with_brute_force(operator, implementation, device, seed, most_rows=5):
+@pytest.mark.parametrize("models", [5, 8])
+@pytest.mark.parametrize(("operator", "implementation", "device"), TARGETS)
+def test_many_models_equal_brute_force(operator, implementation, device, models):
+    """Of many models the Triton kernels take a chunk of candidates in parts; here several parts are filled."""
+    sizes = [1200] + [60] * (models - 1)
+    for seed in range(2 if cases.slow(implementation, device) else 6):
+        size = compare_with_brute_force(operator, implementation, device, seed, most_rows=2, sizes=sizes)
+        assert size > 512
+
+
+def compare_with_brute_force(operator, implementation, device, seed, most_rows=5, sizes=None):
     ours, brute = OPERATIONS[operator]
     rng = np.random.default_rng(seed)
-    vocab = cases.random_vocab(rng, [int(n) for n in rng.integers(5, 40, size=int(rng.integers(1, 4)))])
+    if sizes is None:
+        vocab = cases.random_vocab(rng, [int(n) for n in rng.integers(5, 40, size=int(rng.integers(1, 4)))])
+    else:
+        vocab = cases.random_vocab(rng, sizes, letters=b"abcdefg ")
     batch, k = int(rng.integers(1, most_rows + 1)), int(rng.choice([1, 3, 10, 50]))
     logits = random_logits(rng, vocab, batch)
     rows = [random_settings(rng, len(vocab.models)) for _ in range(batch)]
@@ -147,6 +160,7 @@ def compare_with_brute_force(operator, implementation, device, seed, most_rows=5
     for b in range(batch):
         row_logits = [x[b].double().tolist() for x in logits]
         check(got, b, brute(vocab, row_logits, rows[b], k), logits, vocab, operator == "fuse_step")
+    return cases.vocab_tensors(vocab).size
 
 
 def batch_of(seed: int, batch: int):
