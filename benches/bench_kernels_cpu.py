@@ -6,10 +6,10 @@
     python benches/bench_kernels_cpu.py --write            also write docs/benchmarks/kernels_cpu.md
     pytest benches/bench_kernels_cpu.py                    the same providers under pytest-benchmark
 
-Providers alternate (A B C A B C ...), so that a busy machine slows all of them alike; ratios are what to read. Hot: each
-provider runs twice on the same logits and the second run counts, so that what came before it does not. Cold: turns over
-enough copies to overflow the last-level cache. Bandwidth is measured in the same rounds, by as many threads: the
-machine's, by a plain read of 256 MiB, and that of a plain read of the same logits in the same state.
+Providers alternate (A B C A B C ...), so that a busy machine slows all of them alike; ratios are what to read. Each runs
+for 10 ms before the call that counts: what ran before it, and threads that still wake up, do not count. Hot: on the same
+logits. Cold: in turn on enough copies to overflow the last-level cache. Bandwidth is measured in the same rounds, by as
+many threads: the machine's, by a plain read of 256 MiB, and that of a plain read of the same logits in the same state.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ K = 10
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "kernels_cpu.md"
 COLD_BYTES = 128 << 20
 READ_BYTES = 256 << 20
+WARM_SECONDS = 0.01
 SHAPES = [(32, 262_144), (1, 262_144)]
 
 Provider = Callable[[torch.Tensor], object]
@@ -65,12 +66,15 @@ def providers(every: bool) -> dict[str, Provider]:
     return table
 
 
-def alternate(functions: dict[str, Callable[[int], object]], rounds: int, warm: bool = False) -> dict[str, list[float]]:
-    """Seconds of each function per round; round i is handed to the function. `warm`: an untimed run before each."""
+def alternate(
+    functions: dict[str, Callable[[int], object]], rounds: int, warm_seconds: float = 0.0
+) -> dict[str, list[float]]:
+    """Seconds of each function per round, after running it for `warm_seconds`; round i is handed to the function."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for i in range(-1, rounds):
         for name, function in functions.items():
-            if warm:
+            ready = time.perf_counter() + warm_seconds
+            while time.perf_counter() < ready:
                 function(i)
             start = time.perf_counter()
             function(i)
@@ -96,7 +100,7 @@ def bench_topk_stats(
 
     large = torch.ones(READ_BYTES // 8, dtype=torch.int64)
     functions = {name: run(p) for name, p in table.items()} | {"": lambda _: plain_read(large)}
-    middle = {name: median(s) for name, s in alternate(functions, rounds, warm=not cold).items()}
+    middle = {name: median(s) for name, s in alternate(functions, rounds, WARM_SECONDS).items()}
     memory = READ_BYTES / middle.pop("")
     base, read = middle["torch topk + logsumexp"], middle["plain read"]
     lines = []

@@ -36,7 +36,7 @@ struct V {
   static V max_keep_nan(V bound, V x) { return {_mm256_max_ps(bound.lo, x.lo), _mm256_max_ps(bound.hi, x.hi)}; }
   static Integers nearest(V x) { return {_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi)}; }
   static V fraction(Integers z) { return {fraction8(z.lo), fraction8(z.hi)}; }
-  static V raise(V p, Integers z) { return {raise8(p.lo, z.lo), raise8(p.hi, z.hi)}; }
+  static V add_to_bits(V p, Integers z) { return {add_to_bits8(p.lo, z.lo), add_to_bits8(p.hi, z.hi)}; }
   static V scale(V p, V z) { return {scale8(p.lo, z.lo), scale8(p.hi, z.hi)}; }
   // x = mantissa * 2^exponent with the mantissa in [sqrt(1/2), sqrt(2)).
   static void split(V x, V& mantissa, V& exponent) {
@@ -95,9 +95,8 @@ struct V {
     const __m256i low = _mm256_and_si256(z, _mm256_set1_epi32(kFractionBits));
     return _mm256_castsi256_ps(_mm256_or_si256(low, _mm256_set1_epi32(kOneBits)));
   }
-  static __m256 raise8(__m256 p, __m256i z) {
-    const __m256i exponent = _mm256_andnot_si256(_mm256_set1_epi32(kFractionBits), z);
-    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
+  static __m256 add_to_bits8(__m256 p, __m256i z) {
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), z));
   }
   static __m256 scale8(__m256 p, __m256 z) {
     const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(z), 23);

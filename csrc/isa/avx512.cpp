@@ -37,9 +37,8 @@ struct V {
     const __m512i low = _mm512_and_si512(z.v, _mm512_set1_epi32(kFractionBits));
     return {_mm512_castsi512_ps(_mm512_or_si512(low, _mm512_set1_epi32(kOneBits)))};
   }
-  static V raise(V p, Integers z) {
-    const __m512i exponent = _mm512_andnot_si512(_mm512_set1_epi32(kFractionBits), z.v);
-    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), exponent))};
+  static V add_to_bits(V p, Integers z) {
+    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), z.v))};
   }
   static V scale(V p, V z) {
     const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(z.v), 23);

@@ -3,19 +3,21 @@
 // V must provide: set1, add, fma, fma_precise (which even unfused code rounds only once or nearly so), max_skip_nan
 // (drops a NaN in its first argument), max_keep_nan (returns a NaN in its second argument), hmax, hsum, load16 and
 // store, load of 16 elements of each dtype; 16 Integers with nearest (of floats), fraction (the low 23 bits as a number in
-// [1, 2)) and raise (adds the other bits to a number's bits); top_half, the bits of the largest of 128 floats of 16
+// [1, 2)) and add_to_bits (of a number); top_half, the bits of the largest of 128 floats of 16
 // bits, and widen_half of them. Lanes hold the same elements in every instruction set, sums run in the same order and
 // every product-sum is fused, so AVX2, AVX-512 and NEON give the same bits (plain code does not fuse).
 
 namespace {
 
-// 2^(u - 1) on [1, 2]: minimax in relative error with p(1) = 1 exactly, fused or not; 1.75e-7 in float32 arithmetic.
-constexpr float kP5 = 0x1.e974f8p-10f;
-constexpr float kP4 = -0x1.4e192ap-12f;
-constexpr float kP3 = 0x1.3a991cp-5f;
-constexpr float kP2 = 0x1.bb2b4ep-4f;
-constexpr float kP1 = 0x1.69f936p-2f;
-constexpr float kP0 = 0x1.fe52e4p-2f;
+// p(1 + f) = (1 - f + 2^f) / 2 for f in [0, 1), at most 1. Just below 1 a float32's last bit counts half of what it counts
+// above: where f = z / 2^23, adding z to the bits of p gives those of 2^f, and the bits of z from 23 on raise its exponent.
+// Minimax in the relative error of that, 1.7e-7 in float32 arithmetic; p(1) = 1 exactly, fused or not.
+constexpr float kP5 = 0x1.e974f2p-11f;
+constexpr float kP4 = -0x1.4e184ap-13f;
+constexpr float kP3 = 0x1.3a9928p-6f;
+constexpr float kP2 = 0x1.bb2b52p-5f;
+constexpr float kP1 = -0x1.4b036cp-2f;
+constexpr float kP0 = 0x1.3fca5ep+0f;
 constexpr float kUnit = 0x1p23f;             // exponents are counted in units of 2^-23, the last bit of a float32 fraction
 constexpr float kLowest = -125.0f * kUnit;   // 2^-125 is normal and far below anything a float32 sum can see
 
@@ -91,7 +93,7 @@ void chunk(const void* logits, int64_t groups, const void* ahead, float* group_m
         p = V::fma(p, u, V::set1(kP2));
         p = V::fma(p, u, V::set1(kP1));
         p = V::fma(p, u, V::set1(kP0));
-        const V e = V::raise(p, z);
+        const V e = V::add_to_bits(p, z);
         group_sum = V::add(group_sum, e);
         group_weighted = V::fma(e, V::load16(from.t[i]), group_weighted);
       }

@@ -65,11 +65,8 @@ struct V {
     }
     return u;
   }
-  static V raise(V p, Integers z) {
-    for (int i = 0; i < 4; ++i) {
-      const int32x4_t exponent = vbicq_s32(z.q[i], vdupq_n_s32(kFractionBits));
-      p.q[i] = vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p.q[i]), exponent));
-    }
+  static V add_to_bits(V p, Integers z) {
+    for (int i = 0; i < 4; ++i) p.q[i] = vreinterpretq_f32_s32(vaddq_s32(vreinterpretq_s32_f32(p.q[i]), z.q[i]));
     return p;
   }
   static V scale(V p, V z) {

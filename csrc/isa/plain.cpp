@@ -72,10 +72,8 @@ struct V {
     for (int i = 0; i < 16; ++i) u.x[i] = float_from_bits(static_cast<uint32_t>((z.x[i] & kFractionBits) | kOneBits));
     return u;
   }
-  static V raise(V p, Integers z) {
-    for (int i = 0; i < 16; ++i) {
-      p.x[i] = float_from_bits(bits_of(p.x[i]) + static_cast<uint32_t>(z.x[i] & ~kFractionBits));
-    }
+  static V add_to_bits(V p, Integers z) {
+    for (int i = 0; i < 16; ++i) p.x[i] = float_from_bits(bits_of(p.x[i]) + static_cast<uint32_t>(z.x[i]));
     return p;
   }
   static V scale(V p, V z) {
