@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();  // what +inf counts as in sums
-constexpr float kFarthest = 1e30f;  // beyond this x * kLog2E could overflow float32: such chunks go through float64
+constexpr float kFarthest = 0x1p30f;  // beyond this rounding the shift may leave exponents that float32 lacks: float64 it is
 
 struct alignas(64) Scratch {
   unsigned char bytes[kChunk * 4];

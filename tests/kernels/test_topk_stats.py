@@ -119,6 +119,23 @@ def test_flags_are_per_row(implementation, device):
     cases.assert_equal(clean, kernels.TopkStats(*(field[[0, 3]] for field in result)))
 
 
+@pytest.mark.parametrize(("implementation", "device"), cases.targets("topk_stats"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_logits_of_any_magnitude(implementation, device, dtype):
+    """From 1e-30 to nearly the largest float32, both signs: what rounding the maximum leaves over must not overflow."""
+    tops = torch.tensor(
+        [s * m * (1 + i / 13) for m in 10.0 ** torch.arange(-30, 38).double() for s in (1, -1) for i in (0, 5)]
+    )
+    logits = (-4 * tops.abs()).unsqueeze(1).repeat(1, 200).to(dtype)
+    logits[:, [7, 150]] = tops.unsqueeze(1).to(dtype)
+    rows = slice(None, None, 5 if cases.slow(implementation, device) else 1)
+    result = kernels.topk_stats(logits[rows].to(device), 3, implementation=implementation)
+    exact = logits[rows].double()
+    log_p = exact.log_softmax(-1)
+    torch.testing.assert_close(result.logsumexp.cpu().double(), exact.logsumexp(-1), rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(result.entropy.cpu().double(), -(log_p.exp() * log_p).sum(-1), rtol=0, atol=1e-5)
+
+
 def test_float64_reference_is_an_oracle():
     """In float64 the reference's statistics equal brute force to 1e-12."""
     logits = torch.randn(2, 5000, dtype=torch.float64) * 10
