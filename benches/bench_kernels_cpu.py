@@ -15,6 +15,7 @@ many threads: the machine's, by a plain read of 256 MiB, and that of a plain rea
 from __future__ import annotations
 
 import argparse
+import itertools
 import platform
 import time
 from collections.abc import Callable
@@ -206,23 +207,39 @@ def report(rounds: int, with_models: bool, every: bool) -> str:
 
 
 @pytest.fixture(scope="module")
-def flat_logits() -> torch.Tensor:
-    return (torch.randn(32, 262_144, generator=torch.Generator().manual_seed(0)) * 3).bfloat16()
+def bandwidth() -> float:
+    """Bytes per second of a plain read of READ_BYTES."""
+    large = torch.ones(READ_BYTES // 8, dtype=torch.int64)
+    return READ_BYTES / median(alternate({"": lambda _: plain_read(large)}, 9)[""])
 
 
-@pytest.mark.parametrize("provider", list(providers(every=False)))
-def test_topk_stats(benchmark, flat_logits: torch.Tensor, provider: str) -> None:
-    benchmark.extra_info["bytes"] = flat_logits.numel() * 2
-    benchmark.pedantic(providers(every=False)[provider], args=(flat_logits,), rounds=10, warmup_rounds=2)
+@pytest.mark.parametrize("state", ["hot", "cold"])
+@pytest.mark.parametrize("rows", [rows for rows, _ in SHAPES])
+@pytest.mark.parametrize("provider", list(providers(every=True)))
+def test_topk_stats(benchmark, bandwidth: float, provider: str, rows: int, state: str) -> None:
+    logits = (torch.randn(rows, 262_144, generator=torch.Generator().manual_seed(0)) * 3).bfloat16()
+    moved = logits.numel() * logits.element_size()
+    copies = itertools.cycle([logits] + [logits.clone() for _ in range(COLD_BYTES // moved if state == "cold" else 0)])
+    run = providers(every=True)[provider]
+    benchmark.group = f"topk_stats [{rows}, 262144] {state}"
+    benchmark.pedantic(lambda: run(next(copies)), rounds=10, warmup_rounds=2)
+    per_second = moved / benchmark.stats["median"]
+    benchmark.extra_info |= {
+        "bytes": moved,
+        "GB/s": per_second / 1e9,
+        "share of read bandwidth": per_second / bandwidth,
+    }
 
 
+@pytest.mark.parametrize("rows", [1, 32])
 @pytest.mark.parametrize("implementation", ["reference", "native"])
-def test_fuse_step(benchmark, implementation: str) -> None:
+def test_fuse_step(benchmark, implementation: str, rows: int) -> None:
     if implementation == "native" and native_.unavailable_reason() is not None:
         pytest.skip(str(native_.unavailable_reason()))
     vocab = made_up_vocab((49_152, 262_144))
-    logits = [(torch.randn(32, v) * 3).bfloat16() for v in (49_152, 262_144)]
-    settings = FuseSettings.make(32, 2, sharpen="prefix")
+    logits = [(torch.randn(rows, v) * 3).bfloat16() for v in (49_152, 262_144)]
+    settings = FuseSettings.make(rows, 2, sharpen="prefix")
+    benchmark.group = f"fuse_step, {rows} rows"
     benchmark.pedantic(
         fuse_step,
         args=(logits, vocab, settings, K),

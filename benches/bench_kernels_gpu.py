@@ -4,6 +4,8 @@ Providers of one ensemble step on the same logits: `torch eager` and `torch.comp
 sort, gather, softmax, mean, argmax), `flashinfer` (its top-k and softmax for the part that it has, where it is
 installed) and `ours` (`fuse_step`). Each is captured in a CUDA graph and replayed; `cold` clears the L2 cache before
 every replay.
+
+    pytest benches/bench_kernels_gpu.py    the same providers under pytest-benchmark; skipped without a GPU
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
+import pytest
 import torch
 from ensemble_decode.kernels.types import FuseSettings, VocabTensors
 from torch import Tensor
@@ -138,3 +141,36 @@ def read_bandwidth(on_gpu: bool) -> float:
     size = 2**30 if on_gpu else 2**24
     memory = torch.ones(size // 4, device="cuda" if on_gpu else "cpu")
     return size / (Clock(lambda: memory.sum(), on_gpu).microseconds(10, cold=False) * 1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("state", ["hot", "cold"])
+@pytest.mark.parametrize("batch", [1, 8, 64, 256])
+@pytest.mark.parametrize("provider", ["torch eager", "torch.compile", "flashinfer (top-k only)", "ours"])
+def test_step(benchmark, provider: str, batch: int, state: str) -> None:
+    """Replays of one captured step over two bfloat16 vocabularies of 151 936."""
+    sizes, k = (151_936, 151_936), 10
+    logits, vocab = make_logits(sizes, batch, torch.bfloat16, "cuda"), vocabulary(sizes, "cuda")
+    found = providers(logits, vocab, FuseSettings.make(batch, 2, "cuda"), k, "triton")
+    if provider not in found:
+        pytest.skip("flashinfer is not installed")
+    replay = Clock(found[provider], on_gpu=True).replay
+    flush = torch.empty(L2_BYTES, dtype=torch.int8, device="cuda")
+
+    def prepare() -> None:
+        if state == "cold":
+            flush.zero_()
+        torch.cuda.synchronize()
+
+    def once() -> None:
+        replay()
+        torch.cuda.synchronize()
+
+    benchmark.group = f"step of 2 x 151936, {batch} rows, {state}"
+    benchmark.pedantic(once, setup=prepare, rounds=20, warmup_rounds=2)
+    moved = sum(x.numel() * x.element_size() for x in logits)
+    benchmark.extra_info |= {
+        "bytes": moved,
+        "GB/s": moved / benchmark.stats["median"] / 1e9,
+        "share of read bandwidth": moved / benchmark.stats["median"] / read_bandwidth(on_gpu=True),
+    }
