@@ -13,7 +13,7 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();  // what +inf counts as in sums
-constexpr float kFarthest = 0x1p30f;  // beyond this rounding the shift may leave exponents that float32 lacks: float64 it is
+constexpr float kFarthest = 0x1p20f;  // beyond this what rounding leaves of the shift is no longer small: float64 it is
 
 struct alignas(64) Scratch {
   unsigned char bytes[kChunk * 4];
