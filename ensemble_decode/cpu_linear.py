@@ -65,10 +65,11 @@ def few_rows_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | 
 
 def _run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     outputs, inputs = weight.shape
+    x, weight = x.resolve_neg(), weight.resolve_neg()  # memory is read as it is
     rows = x.reshape(-1, inputs).float()
     out = torch.empty(rows.shape[0], outputs, dtype=x.dtype)
     if runs_native() and weight.is_contiguous():
-        bias = None if bias is None else bias.detach().contiguous()
+        bias = None if bias is None else bias.resolve_neg().contiguous()
         extension.core().linear(*extension.shared((rows.contiguous(), weight, bias, out)), torch.get_num_threads())
     else:
         in_blocks(rows, weight, bias, out)

@@ -30,7 +30,7 @@ def topk_stats(
     An entry at −inf has probability zero and is never returned: where fewer than k entries are above it, the remaining
     columns hold id −1 and value −inf. NaN at an allowed id counts as −inf and sets FLAG_NAN. A row without any entry
     above −inf sets FLAG_EMPTY; its logsumexp is −inf and its entropy 0. With +inf in a row, logsumexp is +inf and the
-    softmax is uniform over the +inf entries.
+    softmax is uniform over the +inf entries and those at the largest float32, which +inf counts as.
 
     Raises:
         TypeError, ValueError: a type, shape, stride or device does not fit.

@@ -264,14 +264,15 @@ void bind_linear(nb::module_& m) {
         require(linear_available(), "the instruction set in use has no linear layer");
         require(x.ndim() == 2, "x must be [rows, inputs], got " + shape_text(x));
         require(weight.ndim() == 2 && (type == bfloat16 || type == nb::dtype<float>()) &&
-                    weight.shape(1) == x.shape(1) && weight.stride(1) == 1 &&
-                    weight.stride(0) == static_cast<int64_t>(weight.shape(1)),
+                    weight.shape(1) == x.shape(1) && (weight.shape(1) == 1 || weight.stride(1) == 1) &&
+                    (weight.shape(0) == 1 || weight.stride(0) == static_cast<int64_t>(weight.shape(1))),
                 "weight must be contiguous bfloat16 or float32 [outputs, " + std::to_string(x.shape(1)) + "], got " +
                     shape_text(weight));
         require(out.ndim() == 2 && out.dtype() == type && out.shape(0) == x.shape(0) && out.shape(1) == weight.shape(0),
                 "out must be [rows, outputs] of the weight's type, got " + shape_text(out));
         if (bias) {
-          require(bias->ndim() == 1 && bias->dtype() == type && bias->shape(0) == weight.shape(0) && bias->stride(0) == 1,
+          require(bias->ndim() == 1 && bias->dtype() == type && bias->shape(0) == weight.shape(0) &&
+                      (bias->shape(0) == 1 || bias->stride(0) == 1),
                   "bias must be contiguous [outputs] of the weight's type, got " + shape_text(*bias));
         }
         const LinearInput input{x.data(),

@@ -62,7 +62,8 @@ struct V {
   static Integers nearest(V x) {
     Integers z;
     for (int i = 0; i < 16; ++i) {
-      const float number = x.x[i] == x.x[i] ? x.x[i] : 0.0f;  // a NaN shows in the weighted sum; here any integer will do
+      // A NaN shows in the weighted sum and maxima that leave large numbers are summed elsewhere; any integer will do.
+      const float number = x.x[i] < 0x1p30f ? x.x[i] : 0.0f;
       z.x[i] = static_cast<int32_t>(number - 0.5f);
     }
     return z;

@@ -186,3 +186,14 @@ def test_the_runner_takes_it_where_the_cpu_lacks_bfloat16_or_when_told(lacking, 
     assert (with_it[0], without[0]) == (True, False)
     gap = (with_it[1].float() - without[1].float()).abs().max()
     assert gap <= 0.05 * without[1].float().std()
+
+
+def test_views_of_every_kind():
+    """A stride that means nothing on an axis of length one, and values that a view only promises to negate."""
+    x, w, b = torch.randn(3, 16), torch.randn(2, 32), torch.randn(4)
+    one = few_rows_linear(x, w[:1, :16], b[::2][:1])
+    torch.testing.assert_close(one, torch.nn.functional.linear(x, w[:1, :16], b[::2][:1]))
+    column = few_rows_linear(x[:, ::16], w[:, ::32])
+    torch.testing.assert_close(column, torch.nn.functional.linear(x[:, ::16], w[:, ::32]))
+    negative = [torch._neg_view(t) for t in (x, torch.randn(5, 16), torch.randn(5))]
+    torch.testing.assert_close(few_rows_linear(*negative), torch.nn.functional.linear(*negative))
