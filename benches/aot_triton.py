@@ -3,7 +3,6 @@
     python benches/aot_triton.py               print the table
     python benches/aot_triton.py --write       also write docs/benchmarks/aot_triton.md
     python benches/aot_triton.py --json FILE   also write the rows as JSON
-    python benches/aot_triton.py --quick       every kernel for 9.0 and two models, a few for the others (the tests read this)
 
 The launchers run on empty CPU tensors with the launch itself replaced by a recorder, so that what is compiled is what
 would be launched: the same specialisation on alignment, the same compile-time sizes.
@@ -148,10 +147,6 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "fuse_full finish eight models bf16": ("full_finish_kernel", _full_of_eight),
 }
 """What is compiled: a name, the kernel, and a call that launches it."""
-MANY_CASES = tuple(name for name in CASES if "eight" in name)
-"""What the quick table leaves out: kernels whose code grows with the number of models."""
-KEY_CASES = ("stream bf16", "stream fp32", "fuse_step two models bf16")
-"""What is compiled for every generation even where the rest is compiled for one."""
 
 
 @contextmanager
@@ -306,32 +301,21 @@ capability 8.0, 9.0 and 10.0, and the machine code is read with the `nvdisasm` a
 """
 
 
-def measure_all(workers: int, quick: bool = False) -> list[Row]:
-    """Rows of every case and target; `quick`: every case but those of many models for 9.0, the key cases for the others."""
-    jobs = [
-        (case, target)
-        for case in CASES
-        for target in TARGETS
-        if not quick or case in KEY_CASES or (target == 90 and case not in MANY_CASES)
-    ]
+def measure_all(workers: int) -> list[Row]:
+    """Rows of every case and target."""
     with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(measure, jobs))
+        return list(pool.map(measure, [(case, target) for case in CASES for target in TARGETS]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     parser.add_argument("--json", type=Path, help="write the rows as JSON")
-    parser.add_argument(
-        "--quick", action="store_true", help="every kernel for 9.0 and two models, a few for the other targets"
-    )
     parser.add_argument("--workers", type=int, default=2, help="processes that compile")
     args = parser.parse_args()
     if triton.knobs.runtime.interpret:
         raise SystemExit("unset TRITON_INTERPRET: the interpreter does not compile")
-    if args.quick and args.write:
-        raise SystemExit("the page holds every case and target: leave --quick out")
-    rows = measure_all(args.workers, args.quick)
+    rows = measure_all(args.workers)
     print(table(rows))
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows]))

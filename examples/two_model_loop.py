@@ -7,6 +7,7 @@ changes. Run: python examples/two_model_loop.py (fetches the demo models on firs
 import torch
 
 import ensemble_decode as ed
+from ensemble_decode.common_prefix import common_prefix
 from ensemble_decode.incremental import IncrementalTokens
 from ensemble_decode.models import load
 
@@ -47,15 +48,6 @@ def main(prompt: str = "The three primary colours are", steps: int = 16) -> str:
     text = data.decode("utf-8", "replace")
     print(prompt + text)
     return text
-
-
-def common_prefix(one: list[int], other: list[int]) -> int:
-    same = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        same += 1
-    return same
 
 
 if __name__ == "__main__":

@@ -163,6 +163,36 @@ def compare_with_brute_force(operator, implementation, device, seed, most_rows=5
     return cases.vocab_tensors(vocab).size
 
 
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize(("implementation", "device"), cases.targets("fuse_step"))
+def test_probabilities_err_at_most_twice_as_much_as_torch_in_that_type(implementation, device, dtype):
+    """E of the union against float64, beside torch's softmax and weighted sum in the type of the logits."""
+    rng = np.random.default_rng(11)
+    vocab = cases.random_vocab(rng, [90, 300], letters=b"abcdefg ")
+    batch = 8 if cases.slow(implementation, device) else 200
+    logits = [torch.tensor(rng.normal(size=(batch, len(model))) * 3, dtype=dtype) for model in vocab.models]
+    rows = [oracle.Settings(weights=[0.3, 0.7])] * batch
+    got = kernels.fuse_step(
+        cases.on(logits, device),
+        cases.vocab_tensors(vocab, device),
+        cases.settings_tensors(rows, device),
+        10,
+        implementation=implementation,
+    )
+    ours = theirs = 0.0
+    for b, settings_ in enumerate(rows):
+        values = [x[b].double().tolist() for x in logits]
+        want = oracle.step(vocab, values, settings_, 10)
+        assert got.cids[b, : len(want.cids)].tolist() == want.cids
+        scores = [[oracle.score(vocab, m, v, c, settings_.oov) for c in want.cids] for m, v in enumerate(values)]
+        p = torch.tensor(scores, dtype=dtype).softmax(-1)
+        mean = (torch.tensor(settings_.weights, dtype=dtype).unsqueeze(1) * p).sum(0)
+        exact = torch.tensor(want.probs, dtype=torch.float64)
+        ours = max(ours, float((got.probs[b, : len(want.cids)].cpu().double() - exact).abs().max()))
+        theirs = max(theirs, float((mean.double() - exact).abs().max()))
+    assert 0 < ours <= 2 * theirs
+
+
 def batch_of(seed: int, batch: int):
     rng = np.random.default_rng(seed)
     vocab = cases.random_vocab(rng, [33, 200], letters=b"abc ")

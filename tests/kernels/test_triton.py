@@ -6,6 +6,7 @@ import inspect
 import math
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 import torch
 from ensemble_decode.kernels import dispatch, reference
@@ -41,6 +42,54 @@ def counted(monkeypatch, module, name):
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, Counting())
         yield calls
+
+
+@contextmanager
+def launches(monkeypatch):
+    """Every kernel launch: its name, what it was compiled for, and the types of what it was given."""
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    seen = []
+    with monkeypatch.context() as patch:
+        for kind in (InterpretedFunction, JITFunction):
+            real = kind.run
+
+            def run(self, *args, real=real, **kwargs):
+                fixed = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
+                kinds = [getattr(x, "dtype", x) for x in args if not isinstance(x, tuple)]
+                seen.append((getattr(self, "fn", self).__name__, fixed, kinds))
+                return real(self, *args, **kwargs)
+
+            patch.setattr(kind, "run", run)
+        yield seen
+
+
+def test_a_step_is_two_launches_whatever_the_rows_ask_for(monkeypatch):
+    """Settings are tensors: rows of other methods mean neither another launch nor another compilation."""
+    vocab = cases.random_vocab(np.random.default_rng(3), [33, 200], letters=b"abc ")
+    logits = [
+        torch.randn(4, len(model), generator=torch.Generator().manual_seed(5)).to(DEVICE) for model in vocab.models
+    ]
+    kinds = {
+        "plain": {},
+        "mixed": {
+            "aggregate": ["arithmetic", "geometric"] * 2,
+            "sharpen": ["none", "prefix", "geometric", "temperature"],
+            "trigger": ["max_prob", "entropy"] * 2,
+            "gate": ["none", "max_prob", "kl", "js"],
+            "temperature": [0.0, 0.7, 1.0, 1.3],
+            "top_p": 0.9,
+        },
+    }
+    seen = {}
+    for kind, options in kinds.items():
+        settings = kernels.FuseSettings.make(4, 2, DEVICE, **options)
+        with launches(monkeypatch) as found:
+            kernels.fuse_step(logits, cases.vocab_tensors(vocab, DEVICE), settings, 5, implementation="triton")
+        seen[kind] = found
+    assert [name for name, _, _ in seen["plain"]] == ["stream_kernel", "fuse_step_kernel"]
+    assert str(seen["plain"]) == str(seen["mixed"])
 
 
 def compare(logits, k, allowed=None):
