@@ -18,7 +18,7 @@ import argparse
 import itertools
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 
@@ -31,6 +31,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "kernels_cp
 COLD_BYTES = 128 << 20
 READ_BYTES = 256 << 20
 WARM_SECONDS = 0.01
+LARGE = "plain read past the caches"
 SHAPES = [(32, 262_144), (1, 262_144)]
 
 Provider = Callable[[torch.Tensor], object]
@@ -84,25 +85,29 @@ def alternate(
     return seconds
 
 
+def in_turn(logits: torch.Tensor, cold: bool) -> Iterator[torch.Tensor]:
+    """The logits again and again; `cold`: enough copies of them in turn that none is still in a cache."""
+    moved = logits.numel() * logits.element_size()
+    return itertools.cycle([logits] + [logits.clone() for _ in range(COLD_BYTES // moved if cold else 0)])
+
+
+def large_read() -> dict[str, Callable[[int], object]]:
+    """The yardstick: a plain read of READ_BYTES, past every cache."""
+    large = torch.ones(READ_BYTES // 8, dtype=torch.int64)
+    return {LARGE: lambda _: plain_read(large)}
+
+
 def bench_topk_stats(
     rows: int, size: int, dtype: torch.dtype, cold: bool, rounds: int, table: dict[str, Provider]
 ) -> list[str]:
     logits = (torch.randn(rows, size) * 3).to(dtype)
     moved = logits.numel() * logits.element_size()
-    copies = [logits] + [logits.clone() for _ in range(COLD_BYTES // moved if cold else 0)]
-    count = [0]
-
-    def run(provider: Provider) -> Callable[[int], object]:
-        def once(_: int) -> object:
-            count[0] += 1
-            return provider(copies[count[0] % len(copies)])
-
-        return once
-
-    large = torch.ones(READ_BYTES // 8, dtype=torch.int64)
-    functions = {name: run(p) for name, p in table.items()} | {"": lambda _: plain_read(large)}
-    middle = {name: median(s) for name, s in alternate(functions, rounds, WARM_SECONDS).items()}
-    memory = READ_BYTES / middle.pop("")
+    turns = in_turn(logits, cold)
+    functions: dict[str, Callable[[int], object]] = {
+        name: lambda _, provider=provider: provider(next(turns)) for name, provider in table.items()
+    }
+    middle = {name: median(s) for name, s in alternate(functions | large_read(), rounds, WARM_SECONDS).items()}
+    memory = READ_BYTES / middle.pop(LARGE)
     base, read = middle["torch topk + logsumexp"], middle["plain read"]
     lines = []
     for name, value in middle.items():
@@ -209,8 +214,7 @@ def report(rounds: int, with_models: bool, every: bool) -> str:
 @pytest.fixture(scope="module")
 def bandwidth() -> float:
     """Bytes per second of a plain read of READ_BYTES."""
-    large = torch.ones(READ_BYTES // 8, dtype=torch.int64)
-    return READ_BYTES / median(alternate({"": lambda _: plain_read(large)}, 9)[""])
+    return READ_BYTES / median(alternate(large_read(), 9)[LARGE])
 
 
 @pytest.mark.parametrize("state", ["hot", "cold"])
@@ -219,10 +223,9 @@ def bandwidth() -> float:
 def test_topk_stats(benchmark, bandwidth: float, provider: str, rows: int, state: str) -> None:
     logits = (torch.randn(rows, 262_144, generator=torch.Generator().manual_seed(0)) * 3).bfloat16()
     moved = logits.numel() * logits.element_size()
-    copies = itertools.cycle([logits] + [logits.clone() for _ in range(COLD_BYTES // moved if state == "cold" else 0)])
-    run = providers(every=True)[provider]
+    turns, run = in_turn(logits, state == "cold"), providers(every=True)[provider]
     benchmark.group = f"topk_stats [{rows}, 262144] {state}"
-    benchmark.pedantic(lambda: run(next(copies)), rounds=10, warmup_rounds=2)
+    benchmark.pedantic(lambda: run(next(turns)), rounds=10, warmup_rounds=2)
     per_second = moved / benchmark.stats["median"]
     benchmark.extra_info |= {
         "bytes": moved,

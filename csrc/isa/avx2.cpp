@@ -70,10 +70,8 @@ struct V {
   }
 
   template <int kType>
-  static V load(const char* p) {
-    if constexpr (kType == 0) {
-      return load16(reinterpret_cast<const float*>(p));
-    } else if constexpr (kType == 1) {
+  static V load_halves(const char* p) {
+    if constexpr (kType == 1) {
       const __m128i* h = reinterpret_cast<const __m128i*>(p);
       return {_mm256_cvtph_ps(_mm_loadu_si128(h)), _mm256_cvtph_ps(_mm_loadu_si128(h + 1))};
     } else {

@@ -75,10 +75,8 @@ struct V {
   }
 
   template <int kType>
-  static V load(const char* p) {
-    if constexpr (kType == 0) {
-      return load16(reinterpret_cast<const float*>(p));
-    } else if constexpr (kType == 1) {
+  static V load_halves(const char* p) {
+    if constexpr (kType == 1) {
       return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
     } else {
       // As in the AVX2 file: even elements in the lower half, odd ones in the upper.

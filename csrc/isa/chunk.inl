@@ -1,11 +1,11 @@
 // The chunk loop, written once over a 16-lane vector type V that the including file defines.
 //
 // V must provide: set1, add, fma, fma_precise (which even unfused code rounds only once or nearly so), max_skip_nan
-// (drops a NaN in its first argument), max_keep_nan (returns a NaN in its second argument), hmax, hsum, load16 and
-// store, load of 16 elements of each dtype; 16 Integers with nearest (of floats), fraction (the low 23 bits as a number in
-// [1, 2)) and add_to_bits (of a number); top_half, the bits of the largest of 128 floats of 16
-// bits, and widen_half of them. Lanes hold the same elements in every instruction set, sums run in the same order and
-// every product-sum is fused, so AVX2, AVX-512 and NEON give the same bits (plain code does not fuse).
+// (drops a NaN in its first argument), max_keep_nan (returns a NaN in its second argument), hmax, hsum, load16, store
+// and load_halves (16 elements of either 16-bit type); 16 Integers with nearest (of floats), fraction (the low 23 bits
+// as a number in [1, 2)) and add_to_bits (of a number); top_half, the bits of the largest of 128 floats of 16 bits, and
+// widen_half of them. Lanes hold the same elements in every instruction set, sums run in the same order and every
+// product-sum is fused, so AVX2, AVX-512 and NEON give the same bits (plain code does not fuse).
 
 namespace {
 
@@ -21,6 +21,15 @@ constexpr float kP0 = 0x1.3fca5ep+0f;
 constexpr float kUnit = 0x1p23f;             // exponents are counted in units of 2^-23, the last bit of a float32 fraction
 constexpr float kLowest = -125.0f * kUnit;   // 2^-125 is normal and far below anything a float32 sum can see
 
+template <int kType>
+inline V load(const char* p) {
+  if constexpr (kType == 0) {
+    return V::load16(reinterpret_cast<const float*>(p));
+  } else {
+    return V::load_halves<kType>(p);
+  }
+}
+
 // The largest of 128 elements.
 template <int kType>
 inline float group_top(const char* p) {
@@ -28,8 +37,8 @@ inline float group_top(const char* p) {
     V high_a = V::set1(-__builtin_inff());
     V high_b = high_a;
     for (int i = 0; i < 8; i += 2) {
-      high_a = V::max_skip_nan(V::load<0>(p + i * 64), high_a);
-      high_b = V::max_skip_nan(V::load<0>(p + i * 64 + 64), high_b);
+      high_a = V::max_skip_nan(load<0>(p + i * 64), high_a);
+      high_b = V::max_skip_nan(load<0>(p + i * 64 + 64), high_b);
     }
     return V::hmax(V::max_skip_nan(high_a, high_b));
   } else {
@@ -80,7 +89,7 @@ void chunk(const void* logits, int64_t groups, const void* ahead, float* group_m
 #pragma GCC unroll 1
     for (int i = 0; i < 8; ++i) {
       if constexpr (kPrepare) {
-        const V x = V::load<kType>(begin + g * kGroupBytes + i * kVectorBytes);
+        const V x = load<kType>(begin + g * kGroupBytes + i * kVectorBytes);
         const V t = V::max_keep_nan(lowest, V::fma_precise(x, scale, shift));
         V::store(to.t[i], t);
         V::Integers::store(to.z[i], V::nearest(t));

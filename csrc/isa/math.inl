@@ -1,5 +1,5 @@
 // exp and log of whole arrays, over the same vector type V as chunk.inl; both err by less than one unit in the last place
-// and a half. V must also provide mul, load16, store, min and split.
+// and a half. V must also provide mul, sub, min, scale (adds an integer's low bits to the exponent) and split.
 
 namespace {
 

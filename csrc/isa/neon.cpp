@@ -126,12 +126,10 @@ struct V {
   }
 
   template <int kType>
-  static V load(const char* p) {
+  static V load_halves(const char* p) {
     const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
     V v;
-    if constexpr (kType == 0) {
-      v = load16(reinterpret_cast<const float*>(p));
-    } else if constexpr (kType == 1) {
+    if constexpr (kType == 1) {
       for (int i = 0; i < 4; ++i) v.q[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h + 4 * i)));
     } else {
       // Even elements in the lower half, odd ones in the upper.

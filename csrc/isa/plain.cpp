@@ -144,12 +144,10 @@ struct V {
   }
 
   template <int kType>
-  static V load(const char* p) {
+  static V load_halves(const char* p) {
     const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
     V v;
-    if constexpr (kType == 0) {
-      v = load16(reinterpret_cast<const float*>(p));
-    } else if constexpr (kType == 1) {
+    if constexpr (kType == 1) {
       for (int i = 0; i < 16; ++i) v.x[i] = f16_to_float(h[i]);
     } else {
       for (int i = 0; i < 8; ++i) {
