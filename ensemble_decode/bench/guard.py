@@ -1,11 +1,15 @@
 """The regression guard: a small fixed set of ratios that must not fall by more than their noise.
 
-Ratios of two things that run in turn here and now, so that they hold on slow machines as on fast ones. What is expected, and how
-much a ratio moves between runs on one thread of a shared machine, is written beside each.
+Each is the speed of an operator as a share of the speed of a plain read (``torch.amax``) of the same logits, both run in turn here
+and now, so that it holds on slow machines as on fast ones. The logits lie in the caches near the core and neither side allocates
+much, so that it holds on busy machines too: beside two processes that fill both cores the shares moved by a quarter, where ratios
+to torch's ``topk`` and ``softmax`` of four times as many logits moved from 1.8 to 4.9. What is expected, and how much a share may
+move between runs on one thread of a shared machine, is written beside each.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,12 +18,12 @@ import torch
 
 from .. import kernels
 
-ROWS, TOKENS, TOP = 4, 65_536, 10
+ROWS, TOKENS, TOP = 4, 16_384, 10
 
 
 class Guard(NamedTuple):
-    """``make`` gives the two sides: the plain way, and this package's. ``expected``: plain over ours in time; ``noise``: the share by which
-    it may lie below that."""
+    """``make`` gives the two sides: the plain read, and the operator. ``expected``: read over operator in time; ``noise``: the share by
+    which it may lie below that."""
 
     name: str
     expected: float
@@ -32,7 +36,7 @@ class Guard(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """``value``: the least time of the plain way over the least time of ours. Other processes can only add time: the least is the steadiest."""
+    """``value``: the median time of the plain read over the median time of the operator."""
 
     guard: Guard
     value: float
@@ -42,20 +46,21 @@ class Verdict(NamedTuple):
         return self.value >= self.guard.least
 
     def __str__(self) -> str:
-        return f"{self.guard.name}: {self.value:.2f}, expected {self.guard.expected:g}, at least {self.guard.least:.2f}"
+        return f"{self.guard.name}: {self.value:.3f}, expected {self.guard.expected:g}, at least {self.guard.least:.3f}"
 
 
 def measure(guard: Guard, rounds: int = 25) -> Verdict:
-    """Both sides in turn, ``rounds`` times after two that do not count, in processor time."""
-    plain, ours = guard.make()
+    """Both sides in turn, ``rounds`` times, in processor time; each runs once unmeasured right before, so that both find the logits in
+    the caches whatever ran in between."""
+    sides = guard.make()
     times: tuple[list[float], list[float]] = ([], [])
-    for number in range(rounds + 2):
-        for side, work in zip(times, (plain, ours), strict=True):
+    for _ in range(rounds):
+        for side, work in zip(times, sides, strict=True):
+            work()
             began = time.process_time()
             work()
-            if number > 1:
-                side.append(time.process_time() - began)
-    return Verdict(guard, min(times[0]) / min(times[1]))
+            side.append(time.process_time() - began)
+    return Verdict(guard, statistics.median(times[0]) / statistics.median(times[1]))
 
 
 def check(guards: Sequence[Guard], tries: int = 3) -> list[Verdict]:
@@ -96,38 +101,29 @@ def _vocab() -> kernels.VocabTensors:
     )
 
 
+def _read(*logits: torch.Tensor) -> Callable[[], object]:
+    return lambda: [x.amax(-1) for x in logits]
+
+
 def _topk() -> tuple[Callable[[], object], Callable[[], object]]:
     logits = _logits(0)
-
-    def plain() -> object:
-        p = logits.log_softmax(-1)
-        return logits.topk(TOP), logits.logsumexp(-1), -(p.exp() * p).sum(-1)
-
-    return plain, lambda: kernels.topk_stats(logits, TOP)
+    return _read(logits), lambda: kernels.topk_stats(logits, TOP)
 
 
 def _fuse() -> tuple[Callable[[], object], Callable[[], object]]:
     logits, vocab = [_logits(0), _logits(1)], _vocab()
     settings = kernels.FuseSettings.make(ROWS, 2, "cpu")
-
-    def plain() -> object:
-        return [(x.topk(TOP), x.softmax(-1)) for x in logits]
-
-    return plain, lambda: kernels.fuse_step(logits, vocab, settings, TOP)
+    return _read(*logits), lambda: kernels.fuse_step(logits, vocab, settings, TOP)
 
 
 def _verify() -> tuple[Callable[[], object], Callable[[], object]]:
     logits, vocab = _logits(0), _vocab()
     targets = torch.arange(ROWS, dtype=torch.int32)
-
-    def plain() -> object:
-        return logits.log_softmax(-1).gather(1, targets.long().unsqueeze(1)), logits.argmax(-1)
-
-    return plain, lambda: kernels.verify_draft(logits, targets, vocab.allowed[0], vocab.eos_ids[0])
+    return _read(logits), lambda: kernels.verify_draft(logits, targets, vocab.allowed[0], vocab.eos_ids[0])
 
 
 OPERATORS = (
-    Guard("topk_stats: torch's topk, logsumexp and entropy / ours", 12.0, 0.5, _topk),
-    Guard("fuse_step: torch's topk and softmax of both models / ours", 4.9, 0.5, _fuse),
-    Guard("verify_draft: torch's log_softmax, gather and argmax / ours", 3.6, 0.35, _verify),
+    Guard("topk_stats: share of a plain read's speed", 0.13, 0.4, _topk),
+    Guard("fuse_step: share of a plain read's speed", 0.068, 0.4, _fuse),
+    Guard("verify_draft: share of a plain read's speed", 0.123, 0.4, _verify),
 )

@@ -28,11 +28,11 @@ def test_no_ratio_has_fallen():
 @native
 @pytest.mark.parametrize("operator", ["topk_stats", "fuse_step", "verify_draft"])
 def test_a_slowed_operator_is_caught(operator, monkeypatch):
-    """Run six times where once would do, whatever the machine does meanwhile."""
+    """Run three times where once would do, whatever the machine does meanwhile."""
     real = getattr(kernels, operator)
 
     def slow(*arguments, **settings):
-        for _ in range(5):
+        for _ in range(2):
             real(*arguments, **settings)
         return real(*arguments, **settings)
 
@@ -46,7 +46,7 @@ def test_verdicts_allow_for_noise():
     assert one.least == 3.0
     assert guard.Verdict(one, 3.1).holds
     assert not guard.Verdict(one, 2.9).holds
-    assert "2.90, expected 4, at least 3.00" in str(guard.Verdict(one, 2.9))
+    assert "2.900, expected 4, at least 3.000" in str(guard.Verdict(one, 2.9))
 
 
 def test_a_spoilt_measurement_is_taken_again(monkeypatch):
