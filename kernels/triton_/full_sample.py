@@ -11,7 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .full import SPAN, STATE
+from .full import STATE
+from .full_mean import SPAN
 from .sample import gumbel
 from .select import INDEX_MASK
 

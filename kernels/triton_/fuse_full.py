@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..types import FuseSettings, FuseStep, VocabTensors
-from .full import full_decide_kernel, full_mean_kernel, full_normalise_kernel, full_sharpen_kernel, full_sums_kernel
+from .full import full_decide_kernel, full_normalise_kernel, full_sharpen_kernel
+from .full_mean import full_mean_kernel, full_sums_kernel
 from .full_sample import full_filter_kernel, full_gumbel_kernel
 from .fuse_step import emitted_id, model_statistics
 from .launch import (
