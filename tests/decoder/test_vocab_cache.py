@@ -1,13 +1,17 @@
 """The disk cache of aligned vocabularies: found again, rebuilt when damaged, done without where it cannot be written."""
 
+import json
 import os
 
 import numpy as np
 import pytest
 from support import tokenizers as tiny
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from ensemble_decode import vocab as vocab_module
 from ensemble_decode.vocab import AlignedVocab, ModelVocab
+from ensemble_decode.vocab_cache import contents_digest
 
 NAMES = ["gemma", "qwen2"]
 
@@ -67,12 +71,31 @@ def test_another_head_or_other_eos_ids_are_another_entry(tmp_path, aligned_anew,
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_another_merge_order_is_another_entry():
+def test_an_added_token_and_another_size_are_another_entry():
     one, other = tiny._BUILDERS["gpt2"](), tiny._BUILDERS["gpt2"]()
     assert ModelVocab.build(one).fingerprint() == ModelVocab.build(other).fingerprint()
     other.add_tokens(["<x>"])
     assert ModelVocab.build(one).fingerprint() != ModelVocab.build(other).fingerprint()
     assert ModelVocab.build(one).fingerprint() != ModelVocab.build(one, size=5000).fingerprint()
+
+
+def test_other_tokens_under_the_name_of_the_same_folder_are_another_entry(tmp_path):
+    """Tokenizers changed in memory keep the folder that they were read from: one retrained, one with a single token renamed."""
+    tiny.build("gpt2").save_pretrained(tmp_path)
+    one = AutoTokenizer.from_pretrained(tmp_path)
+    trained = one.train_new_from_iterator(["zebra zoo of a far land"], vocab_size=len(one))
+    renamed = AutoTokenizer.from_pretrained(tmp_path)
+    contents = json.loads(renamed.backend_tokenizer.to_str())
+    vocab = contents["model"]["vocab"]
+    last = max(vocab, key=vocab.get)
+    vocab["zzz"] = vocab.pop(last)
+    contents["model"]["merges"] = contents["model"]["merges"][:-1]
+    renamed._tokenizer = Tokenizer.from_str(json.dumps(contents))
+    assert one.name_or_path == trained.name_or_path == renamed.name_or_path == str(tmp_path)
+    assert len(renamed) == len(one)
+    digests = [contents_digest(t, "t") for t in (one, trained, renamed, AutoTokenizer.from_pretrained(tmp_path))]
+    assert digests[0] == digests[3]
+    assert len(set(digests)) == 3
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "text", "missing array", "wrong shape"])
