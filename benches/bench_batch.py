@@ -182,7 +182,9 @@ def random_ensemble() -> ed.Ensemble:
     """Two models of random weights, small enough that thousands of rows take minutes; they never end a text."""
     sizes = (2048, 3000)
     models = [random_models.model(size, layers=2, hidden=128, seed=i) for i, size in enumerate(sizes)]
-    return ed.Ensemble.from_models(models, [random_models.tokenizer(size, i) for i, size in enumerate(sizes)])
+    return ed.Ensemble.from_models(
+        models, [random_models.tokenizer(size, i) for i, size in enumerate(sizes)], cache_dir=None
+    )
 
 
 def load(options: argparse.Namespace) -> ed.Ensemble:

@@ -300,11 +300,12 @@ class Ensemble:
         attention: str = "auto",
         compile: bool = False,
         memory_limit: int | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: str | os.PathLike[str] | None = "default",
     ) -> Ensemble:
         """An ensemble of transformers models that are already loaded, each on its own device, with their tokenizers.
 
-        ``eos_ids`` per model add to the tokenizer's own; default: the model's generation config.
+        ``eos_ids`` per model add to the tokenizer's own; default: the model's generation config. ``cache_dir``: where the
+        aligned vocabulary is kept (``"default"``: the package's cache folder; None: nowhere).
         """
         if len(models) != len(tokenizers):
             raise InputError(f"{len(models)} models need {len(models)} tokenizers, got {len(tokenizers)}")

@@ -141,7 +141,7 @@ def test_a_prompt_that_fills_a_context_is_an_error_row(monkeypatch):
 def _poisoned(names, bad_model, trigger):
     """A pair whose model ``bad_model`` gives NaN once its input holds the id ``trigger``."""
     models = [tiny_models.tiny_model(tiny_models.USUAL[n], n, seed=i) for i, n in enumerate(names)]
-    ensemble = ed.Ensemble.from_models(models, [tokenizers.build(n) for n in names], names=list(names))
+    ensemble = ed.Ensemble.from_models(models, [tokenizers.build(n) for n in names], names=list(names), cache_dir=None)
     with torch.no_grad():
         models[bad_model].get_input_embeddings().weight[trigger] = float("nan")
     return ensemble
@@ -359,7 +359,7 @@ def test_one_model_alone_is_an_ensemble_too():
 def test_case_13_padded_heads_share_a_vocabulary():
     """One tokenizer, heads padded differently: allowed, and the padding is never chosen."""
     models = [tiny_models.tiny_model("llama", "llama3", seed=i, padding=p) for i, p in enumerate((0, 40))]
-    pair = ed.Ensemble.from_models(models, [tokenizers.build("llama3")] * 2)
+    pair = ed.Ensemble.from_models(models, [tokenizers.build("llama3")] * 2, cache_dir=None)
     assert pair.vocab.shared
     limit = len(tokenizers.build("llama3"))
     for row in pair.generate(MIXED[:4], max_new_tokens=10):
@@ -373,7 +373,7 @@ def test_case_25_models_on_different_devices_give_the_same_tokens(method):
     names = ("gpt2", "llama2")
     made = [tiny_models.tiny_model(tiny_models.USUAL[name], name, seed=i) for i, name in enumerate(names)]
     made[1] = made[1].to("cuda")
-    apart = ed.Ensemble.from_models(made, [tokenizers.build(name) for name in names], names=list(names))
+    apart = ed.Ensemble.from_models(made, [tokenizers.build(name) for name in names], names=list(names), cache_dir=None)
     together = tiny(*names)
     for one, other in zip(
         apart.generate(MIXED, method=method, max_new_tokens=12),

@@ -208,7 +208,7 @@ def test_case_26_draft_and_verify_is_greedy_decoding():
     ):
         assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
     half = [tiny_models.tiny_model("llama", "bytes", seed=0).to(torch.bfloat16) for _ in range(2)]
-    rough = ed.Ensemble.from_models(half, [tokenizers.build("bytes")] * 2)
+    rough = ed.Ensemble.from_models(half, [tokenizers.build("bytes")] * 2, cache_dir=None)
     allowed = torch.from_numpy(rough.vocab.models[0].allowed)
     for prompt, row in zip(MIXED, rough.generate(MIXED, method=method, max_new_tokens=20), strict=True):
         start = rough._prompt_ids(0, prompt, "template", "error")

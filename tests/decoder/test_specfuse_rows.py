@@ -214,7 +214,7 @@ def limited(**limits: int) -> ed.Ensemble:
         family = tiny_models.USUAL[name]
         length = {"n_positions" if family == "gpt2" else "max_position_embeddings": limit}
         made.append(tiny_models.tiny_model(family, name, seed=i, **length))
-    return ed.Ensemble.from_models(made, [tokenizers.build(name) for name in limits])
+    return ed.Ensemble.from_models(made, [tokenizers.build(name) for name in limits], cache_dir=None)
 
 
 @pytest.mark.parametrize("short", [0, 1, 2])
@@ -247,7 +247,9 @@ def test_case_27_nan_ends_its_row_alone_and_names_the_model():
     names = ("gpt2", "llama2", "gemma")
     for broken in range(3):
         models = [tiny_models.tiny_model(tiny_models.USUAL[n], n, seed=i) for i, n in enumerate(names)]
-        ensemble = ed.Ensemble.from_models(models, [tokenizers.build(n) for n in names], names=list(names))
+        ensemble = ed.Ensemble.from_models(
+            models, [tokenizers.build(n) for n in names], names=list(names), cache_dir=None
+        )
         good = ensemble.generate(MIXED[:2], method=METHOD, max_new_tokens=6)
         poison = ensemble.vocab.models[broken].encode("你".encode())[-1]
         models[broken].get_input_embeddings().weight[poison] = float("nan")
@@ -325,6 +327,7 @@ def test_a_duplicate_with_half_the_weight_changes_no_winner(trio):
         [trio.runners[m].model for m in (0, 1, 2, 1)],
         [trio.tokenizers[m] for m in (0, 1, 2, 1)],
         weights=[2, 1, 2, 1],
+        cache_dir=None,
     )
     for prompt in MIXED[:4]:
         (one,) = trio.generate(prompt, method=keep, max_new_tokens=16, trace=True)

@@ -100,7 +100,7 @@ def test_a_context_that_is_full_when_its_model_leaves_ends_nothing(leaver, conte
         ]
 
     tokens = [tokenizers.build(name) for name in names]
-    ensemble = ed.Ensemble.from_models(make(), tokens, attention="sdpa")
+    ensemble = ed.Ensemble.from_models(make(), tokens, attention="sdpa", cache_dir=None)
     pair = Pair(names, ensemble, align([Model(*both, share=True) for both in zip(make(), tokens, strict=True)]))
     method = ed.SpecFuse(segment_length=4, exit_threshold=0.97)
     assert check(pair, ["Hello 😀"], method, 24) == 1

@@ -25,7 +25,7 @@ METHODS = [
 def pair() -> ed.Ensemble:
     """Two tiny models of different tokenizers."""
     made = [tiny_models.tiny_model(tiny_models.USUAL[name], name, seed=i) for i, name in enumerate(NAMES)]
-    return ed.Ensemble.from_models(made, [tokenizers.build(name) for name in NAMES], names=list(NAMES))
+    return ed.Ensemble.from_models(made, [tokenizers.build(name) for name in NAMES], names=list(NAMES), cache_dir=None)
 
 
 def requests(count: int, seed: int = 0) -> list[BatchRequest]:

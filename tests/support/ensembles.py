@@ -10,7 +10,7 @@ from support import tiny_models, tokenizers
 def tiny(*names: str) -> ed.Ensemble:
     """One tiny model per tokenizer name, in order."""
     made = [tiny_models.tiny_model(tiny_models.USUAL[name], name, seed=i) for i, name in enumerate(names)]
-    return ed.Ensemble.from_models(made, [tokenizers.build(name) for name in names], names=list(names))
+    return ed.Ensemble.from_models(made, [tokenizers.build(name) for name in names], names=list(names), cache_dir=None)
 
 
 def same(one: ed.Completion, other: ed.Completion) -> bool:
@@ -30,7 +30,7 @@ def byte_ensemble(count: int, spread: float = 1.0, weights: tuple[float, ...] | 
     for i in range(count):
         family, seed = ("llama", 0) if twins else (families[i % 4], i)
         made.append(tiny_models.tiny_model(family, "bytes", seed=seed, spread=spread))
-    return ed.Ensemble.from_models(made, [tokenizers.build("bytes")] * count, weights=weights)
+    return ed.Ensemble.from_models(made, [tokenizers.build("bytes")] * count, weights=weights, cache_dir=None)
 
 
 def next_distribution(ensemble: ed.Ensemble, method, text: str) -> dict[bytes, float]:

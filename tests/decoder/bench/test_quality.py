@@ -121,7 +121,9 @@ PARAGRAPHS = ["The river runs slowly past the old mill.", "Größe und Länge, 1
 def test_bits_of_single_models_by_hand():
     """Equal to the model's own log-probabilities, one forward of the plain model."""
     entries = support_bench.loaded()
-    ensemble = ed.Ensemble.from_models([e.model for e in entries], [e.tokenizer for e in entries], names=["a", "b"])
+    ensemble = ed.Ensemble.from_models(
+        [e.model for e in entries], [e.tokenizer for e in entries], names=["a", "b"], cache_dir=None
+    )
     again = support_bench.loaded()
     found = quality.bits_of_text(ensemble, PARAGRAPHS)
     assert list(found) == ["a alone", "b alone", "mixture"]
@@ -177,4 +179,4 @@ def test_rows_that_fail_are_not_counted_as_wrong_answers():
     tokenizer = tokenizers.build("gpt2")
     model = tiny_models.tiny_model("gpt2", "gpt2", n_positions=8)
     with pytest.raises(RuntimeError, match="evaluation failed"):
-        quality.answer(ed.Ensemble.from_models([model], [tokenizer]), ed.Single(), arithmetic(2))
+        quality.answer(ed.Ensemble.from_models([model], [tokenizer], cache_dir=None), ed.Single(), arithmetic(2))
