@@ -4,7 +4,10 @@ Each model keeps its own transformers cache; the second one is rolled back with 
 changes. Run: python examples/two_model_loop.py (fetches the demo models on first use).
 """
 
+import inspect
+
 import torch
+from transformers import DynamicCache
 
 import ensemble_decode as ed
 from ensemble_decode.common_prefix import common_prefix
@@ -22,7 +25,12 @@ def main(prompt: str = "The three primary colours are", steps: int = 16) -> str:
         names=[entry.name for entry in loaded],
     )
     prompts = [entry.tokenizer(prompt)["input_ids"] for entry in loaded]
-    caches = [None, None]
+    caches = [DynamicCache(), DynamicCache()]
+    # Newer releases of transformers call it cache, older ones past_key_values.
+    named = [
+        "cache" if "cache" in inspect.signature(entry.model.forward).parameters else "past_key_values"
+        for entry in loaded
+    ]
     held: list[list[int]] = [[], []]  # the ids that each cache holds
     generated: list[int] = []  # the primary's own ids
     follower = IncrementalTokens(vocab.models[1])  # the second model reads the same bytes in its own tokens
@@ -33,10 +41,10 @@ def main(prompt: str = "The three primary colours are", steps: int = 16) -> str:
         for m, entry in enumerate(loaded):
             wanted = prompts[m] + (generated if m == 0 else follower.ids)
             keep = min(common_prefix(held[m], wanted), len(wanted) - 1)
-            if caches[m] is not None and keep < len(held[m]):
+            if keep < len(held[m]):
                 caches[m].crop(keep - len(held[m]))
-            out = entry.model(torch.tensor([wanted[keep:]]), past_key_values=caches[m], use_cache=True)
-            caches[m], held[m] = out.past_key_values, wanted
+            out = entry.model(torch.tensor([wanted[keep:]]), use_cache=True, **{named[m]: caches[m]})
+            held[m] = wanted
             logits.append(out.logits[:, -1])
         step = ed.fuse_step(logits, vocab, top_k=10)
         if int(step.cid) == vocab.size - 1:

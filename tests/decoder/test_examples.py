@@ -18,6 +18,7 @@ def test_plain_logits_are_fused_without_a_decoder(capsys):
 
 
 @pytest.mark.real
+@pytest.mark.filterwarnings("error::FutureWarning")
 def test_a_hand_written_loop_writes_what_the_decoder_writes():
     prompt = "The three primary colours are"
     text = runpy.run_path(str(EXAMPLES / "two_model_loop.py"))["main"](prompt, 16)

@@ -127,7 +127,7 @@ def test_logits_of_any_magnitude(implementation, device, dtype):
         [s * m * (1 + i / 13) for m in 10.0 ** torch.arange(-30, 38).double() for s in (1, -1) for i in (0, 5)]
     )
     if cases.slow(implementation, device):
-        tops = tops[::5]
+        tops = tops[::15]
     two = (-4 * tops.abs()).unsqueeze(1).repeat(1, 9000).to(dtype)
     two[:, [7, 8500]] = tops.unsqueeze(1).to(dtype)
     equal = tops.to(dtype).unsqueeze(1).repeat(1, 9000)
