@@ -11,6 +11,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # One thread for each worker: workers that want each other's cores wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 import torch
 
 if not torch.cuda.is_available():
@@ -21,3 +22,19 @@ if not torch.cuda.is_available():
 def pytest_collection_modifyitems(items):
     """Tests on the demo models come first: they are the long ones, and a long one at the end leaves the other worker idle."""
     items.sort(key=lambda item: item.get_closest_marker("real") is None)
+
+
+@pytest.fixture(scope="session")
+def demo_models():
+    """Both demo models in float32, as (model, tokenizer): loaded once for all tests of a worker."""
+    from support.oracle import sweep
+
+    return sweep.load_demo()
+
+
+@pytest.fixture(scope="session")
+def demo_oracle(demo_models):
+    """The oracle's models over them."""
+    from support.oracle.model import Model, align
+
+    return align([Model(*pair) for pair in demo_models])

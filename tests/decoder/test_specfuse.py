@@ -136,15 +136,9 @@ def test_sampled_drafts_follow_seed_and_row():
 
 
 @pytest.mark.real
-def test_equals_the_oracle_on_the_demo_models():
-    from support.oracle.model import Model, align
-
-    from ensemble_decode.models import load_all
-
-    loaded = load_all(["demo:smollm2", "demo:gemma3"], devices="cpu", dtypes="float32")
-    models = align([Model(m.model, m.tokenizer) for m in loaded])
-    fast = ed.Ensemble.from_models([m.model for m in loaded], [m.tokenizer for m in loaded])
-    pair = equality.Pair(("smollm2", "gemma3"), fast, models)
+def test_equals_the_oracle_on_the_demo_models(demo_models, demo_oracle):
+    fast = ed.Ensemble.from_models([m for m, _ in demo_models], [t for _, t in demo_models])
+    pair = equality.Pair(("smollm2", "gemma3"), fast, demo_oracle)
     for name, method in (
         ("english", ed.SpecFuse(segment_length=4)),
         ("chinese", ed.SpecFuse(segment_length=2, exit_threshold=1.0)),

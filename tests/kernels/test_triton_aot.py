@@ -1,6 +1,7 @@
 """The Triton kernels compiled ahead of time: no spills, wide loads, shared memory, instruction budgets.
 
-Every kernel for every target, as in the table that the command writes, docs/benchmarks/aot_triton.md.
+Every kernel for every target; with `-m slow` the whole table, eight models too, as in docs/benchmarks/aot_triton.md. Compiled anew
+each time: Triton's own cache would hide how long it takes.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ SHARED_LIMIT = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 PER_ELEMENT = {"stream bf16": 13, "stream bf16 masked": 13, "stream fp16": 13, "stream fp32": 28}
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory):
+@pytest.fixture(scope="module", params=["quick", pytest.param("whole", marks=pytest.mark.slow)])
+def rows(request, tmp_path_factory):
     """The table, made by the command that also writes the page; in a process where the interpreter is off."""
-    target = tmp_path_factory.mktemp("aot") / "rows.json"
+    folder = tmp_path_factory.mktemp("aot")
+    command = [sys.executable, str(BENCH), "--workers", "2", "--json", str(folder / "rows.json")]
+    if request.param == "quick":
+        command.append("--quick")
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    subprocess.run([sys.executable, str(BENCH), "--workers", "2", "--json", str(target)], check=True, env=environment)
-    return json.loads(target.read_text())
+    subprocess.run(command, check=True, env=environment | {"TRITON_CACHE_DIR": str(folder / "cache")})
+    return json.loads((folder / "rows.json").read_text())
 
 
 def test_every_kernel_is_compiled(rows):
@@ -40,12 +44,16 @@ def test_every_kernel_is_compiled(rows):
         for name in vars(importlib.import_module(f"{package.__name__}.{info.name}"))
         if name.endswith("_kernel")
     }
+    for target in SHARED_LIMIT:
+        assert {row["kernel"] for row in rows if row["target"] == target} == kernels
+
+
+@pytest.mark.parametrize("rows", [pytest.param("whole", marks=pytest.mark.slow)], indirect=True)
+def test_the_whole_table_has_every_case_for_every_target(rows):
     cases = {row["case"] for row in rows}
     assert any("eight models" in case for case in cases)
     for target in SHARED_LIMIT:
-        there = [row for row in rows if row["target"] == target]
-        assert {row["kernel"] for row in there} == kernels
-        assert {row["case"] for row in there} == cases
+        assert {row["case"] for row in rows if row["target"] == target} == cases
 
 
 def test_nothing_spills_and_shared_memory_fits(rows):
@@ -63,6 +71,6 @@ def test_stream_reads_sixteen_bytes_at_a_time(rows):
 
 def test_stream_stays_within_its_instructions_per_element(rows):
     streams = {(row["case"], row["target"]): row["per_element"] for row in rows if row["per_element"] is not None}
-    assert set(streams) == {(case, target) for case in PER_ELEMENT for target in SHARED_LIMIT}
+    assert set(streams) >= {(case, 90) for case in PER_ELEMENT} | {("stream bf16", target) for target in SHARED_LIMIT}
     for (case, target), per_element in streams.items():
         assert 5 < per_element <= PER_ELEMENT[case], (case, target)

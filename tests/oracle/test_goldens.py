@@ -5,7 +5,6 @@ from support.equality import TIE
 from support.goldens import check, data_of, golden, settings_of
 from support.oracle import sweep
 from support.oracle.decode import recall
-from support.oracle.model import Model, align
 from support.prompts import TEXTS
 
 PRESENT = tuple(part for part in sweep.PARTS if (sweep.GOLDEN / f"{part}.jsonl").exists())
@@ -51,12 +50,11 @@ def test_golden_texts_are_clean(part):
 
 
 @pytest.fixture(scope="module")
-def demo():
-    loaded = sweep.load_demo()
-    made_from = {"models": dict(zip(sweep.MODELS, (sweep.fingerprint(*pair) for pair in loaded), strict=True))}
+def demo(demo_models):
+    made_from = {"models": dict(zip(sweep.MODELS, (sweep.fingerprint(*pair) for pair in demo_models), strict=True))}
     for part in PRESENT:
         assert golden(part)[0] == made_from, f"{part}: made from other weights or tokenizers; run `make oracle`"
-    return loaded
+    return demo_models
 
 
 @pytest.mark.real
@@ -78,17 +76,17 @@ def test_decoder_equals_a_sample_of_the_other_goldens(part, demo):
 
 
 @pytest.mark.real
-def test_oracle_still_makes_its_goldens(demo):
+@pytest.mark.usefixtures("demo")
+def test_oracle_still_makes_its_goldens(demo_oracle):
     """The first tokens of two runs of UniTE, every forward pass made anew, and one whole run of SAFE."""
-    models = align([Model(*pair) for pair in demo])
     _, lines = golden("unite")
     for line in (lines[4], lines[-1]):
-        short = sweep.run(models, line | {"tokens": 6})
+        short = sweep.run(demo_oracle, line | {"tokens": 6})
         assert short.ids == line["ids"][:6]
         assert short.margins == pytest.approx(line["margins"][:6], rel=0.1)
     _, lines = golden("safe")
     line = next(x for x in lines if 3 < len(x["ensembled_at"]) < 10 and x["settings"]["draft_length"] == 3)
-    recall([models[i] for i in line["order"]], TEXTS[line["prompt"]], line["ids"], data_of(line))
-    again = sweep.run(models, line)
+    recall([demo_oracle[i] for i in line["order"]], TEXTS[line["prompt"]], line["ids"], data_of(line))
+    again = sweep.run(demo_oracle, line)
     assert (again.ids, again.finish, again.ensembled_at) == (line["ids"], line["finish"], line["ensembled_at"])
     assert again.margin == pytest.approx(line["smallest_margin"], rel=0.2)
