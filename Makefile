@@ -14,7 +14,7 @@ INSTALL = $(PYTHON) -m venv --clear $(VENV) && $(PIP_INSTALL) torch && $(PIP_INS
 READY := $(VENV)/$(if $(or $(filter-out demo models,$(MAKECMDGOALS)),$(wildcard $(VENV)/.dev)),.dev,.demo)
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/* buildtools/*)
 
-.PHONY: demo test tests slow lint models oracle bench determine clean
+.PHONY: demo test tests slow aot lint models oracle bench determine clean
 
 demo: $(READY)
 	$(BIN)/ensemble-decode demo
@@ -30,6 +30,10 @@ tests: models
 # command line, a study of the demo models, where the time goes.
 slow: models
 	$(BIN)/pytest -q -m slow
+
+# Every Triton kernel compiled for 8.0, 9.0 and 10.0, for up to eight models, and its machine code checked: five minutes.
+aot: $(READY)
+	$(BIN)/pytest -q -m slow tests/kernels/test_triton_aot.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -119,7 +119,7 @@ def forwards(
             room = max(room, trunk + len(tree.ids))
     if cache.max_length is not None:  # the limit is one of the text; a tree lies flat behind it
         cache.max_length = max(cache.max_length, room)
-    cache.reserve(cache.slots, room)
+    cache.grow(length=room)
     for piece in pieces:
         cache.touch(piece.slot, piece.end)
     out: list[list[plan.Piece]] = []

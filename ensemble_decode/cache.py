@@ -62,7 +62,7 @@ class SlotCache:
         over from it. Without ``ids`` neither.
         """
         if not self._free:
-            self.reserve(self.slots + 1, self.capacity)
+            self.grow(slots=self.slots + 1)
         source, length = self._prefixes.longest(ids, self._standing) if ids is not None else (-1, 0)
         slot = heapq.heappop(self._free)
         kept = length if slot == source else 0  # an earlier row has left here what this one begins with
@@ -175,6 +175,31 @@ class SlotCache:
         Grows by half at least, in whole blocks of slots and positions, as far as the limits allow; never shrinks. Over a limit: ``CacheError``
         with the figures, and nothing has changed.
         """
+        self._check_limits(slots, length)
+        self._enlarge(slots, length, self.slots, self.capacity)
+
+    def grow(self, slots: int = 0, length: int = 0) -> None:
+        """Make room as ``reserve`` does, without what no row uses where that would more than double the cache.
+
+        One long row after many short ones needs its positions in its own slot, not in all of them. Slots behind the last held one
+        stay behind when rows get longer (also where the limit leaves no room for them), positions behind the longest row when there
+        are more rows.
+        """
+        self._check_limits(slots, length)
+        if slots <= self.slots and length <= self.capacity:
+            return
+        kept = (self.slots, self.capacity)
+        used = (
+            max((s + 1 for s, held in enumerate(self._held) if held), default=0)
+            if length > self.capacity
+            else self.slots,
+            self.longest if slots > self.slots else self.capacity,
+        )
+        whole, lean = (self._rounded(max(slots, s), max(length, n)) for s, n in (kept, used))
+        leave = self._bytes(*whole) > 2 * self._bytes(*lean) or (length > self.capacity and not self._fits(whole))
+        self._enlarge(slots, length, *(used if leave else kept))
+
+    def _check_limits(self, slots: int, length: int) -> None:
         if self._torn:
             raise CacheError(
                 f"{self.name}: an allocation of the KV cache failed half-way; release every slot and reset()"
@@ -183,14 +208,17 @@ class SlotCache:
             raise CacheLimitError(f"{self.name}: {slots} row slots asked for, max_slots is {self.max_slots}")
         if self.max_length is not None and length > self.max_length:
             raise CacheError(f"{self.name}: room for {length} tokens asked for, max_length is {self.max_length}")
-        need = self._rounded(max(slots, self.slots), max(length, self.capacity))
+
+    def _enlarge(self, slots: int, length: int, from_slots: int, from_length: int) -> None:
+        """Reallocate for ``slots`` rows of ``length`` tokens; what grows, grows by half of ``from_...`` where the limit allows."""
+        need = self._rounded(max(slots, from_slots), max(length, from_length))
         if need == (self.slots, self.capacity):
             return
         roomy = self._rounded(
-            max(slots, self.slots + self.slots // 2) if slots > self.slots else self.slots,
-            max(length, self.capacity + self.capacity // 2) if length > self.capacity else self.capacity,
+            max(slots, from_slots + from_slots // 2) if slots > from_slots else from_slots,
+            max(length, from_length + from_length // 2) if length > from_length else from_length,
         )
-        exact = (max(slots, self.slots), need[1])
+        exact = (max(slots, from_slots), need[1])
         new = next((size for size in (roomy, need, exact) if self._fits(size)), exact)
         if not self._fits(new):
             raise CacheLimitError(

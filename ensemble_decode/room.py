@@ -66,7 +66,7 @@ class Room:
             ahead = self._shape(m, rows, ahead=True)[1]
             if cache.could_hold(max(slots, cache.slots), max(length, cache.capacity)):
                 roomy = cache.could_hold(max(slots, cache.slots), max(ahead, cache.capacity))
-                cache.reserve(slots, ahead if roomy else length)
+                cache.grow(slots, ahead if roomy else length)
                 continue
             length = ahead if cache.could_hold(slots, ahead) else length
             while slots < most and cache.could_hold(slots + 1, length):

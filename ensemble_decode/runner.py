@@ -266,7 +266,7 @@ class Runner:
         # flash-attn appends padded queries too, behind their rows' ends
         padding = self._padded.queries(max(counts, default=0)) if self._flash is not None else 0
         ends = [start + max(count, padding if count else 0) for start, count in zip(starts, counts, strict=True)]
-        self.cache.reserve(self.cache.slots, max(ends, default=0))
+        self.cache.grow(length=max(ends, default=0))
         for slot, end in zip(slots, ends, strict=True):
             self.cache.touch(slot, end)
         return starts

@@ -104,6 +104,67 @@ def test_growth_is_by_half_at_least_and_in_whole_blocks():
     assert (cache.slots, cache.capacity) == (12, 64)  # never shrinks
 
 
+def test_one_long_row_after_many_short_ones_does_not_lengthen_the_slots_of_all():
+    cache = make()
+    slots = [cache.acquire() for _ in range(16)]
+    cache.grow(length=5)
+    assert (cache.slots, cache.capacity) == (16, 8)
+    for slot in (0, 2):
+        for position in range(5):
+            write(cache, slot, position, 10.0 * slot + position)
+    for slot in slots:
+        if slot not in (0, 2):
+            cache.release(slot)
+    cache.grow(length=100)
+    assert (cache.slots, cache.capacity) == (4, 104)  # up to the last held slot, in twos
+    assert [content(cache, slot) for slot in (0, 2)] == [[0.0, 1, 2, 3, 4], [20.0, 21, 22, 23, 24]]
+    assert [cache.acquire(), cache.acquire()] == [1, 3]
+    cache.grow(length=105)
+    assert (cache.slots, cache.capacity) == (4, 160)  # and by half as ever
+    cache.grow(length=105)
+    assert cache.capacity == 160
+
+
+def test_many_rows_after_a_long_one_do_not_get_its_length():
+    cache = make()
+    slot = cache.acquire()
+    cache.grow(length=400)
+    write(cache, slot, 0, 7.0)
+    slots = [cache.acquire() for _ in range(5)]
+    assert slots == [1, 2, 3, 4, 5]
+    assert (cache.slots, cache.capacity) == (6, 8)
+    assert content(cache, slot) == [7.0]
+
+
+def test_what_would_less_than_double_the_cache_is_kept():
+    cache = make()
+    cache.reserve(8, 40)
+    slots = [cache.acquire() for _ in range(8)]
+    for slot in slots[4:]:
+        cache.release(slot)
+    cache.grow(length=41)
+    assert (cache.slots, cache.capacity) == (8, 64)
+    cache.release(slots[3])
+    cache.release(slots[2])
+    cache.grow(length=65)
+    assert (cache.slots, cache.capacity) == (2, 96)
+
+
+def test_growth_that_leaves_slots_behind_obeys_the_limits():
+    cache = make(memory_limit=40 * BYTES_PER_TOKEN + 200, max_length=200)
+    first, *others = [cache.acquire() for _ in range(4)]
+    for slot in others:
+        cache.release(slot)
+    with pytest.raises(CacheError, match="201 tokens asked for, max_length is 200"):
+        cache.grow(length=201)
+    with pytest.raises(CacheError, match="memory_limit"):
+        cache.grow(length=100)
+    assert (cache.slots, cache.capacity) == (4, 8)
+    cache.grow(length=20)
+    assert (cache.slots, cache.capacity) == (1, 24)
+    assert cache.length(first) == 0
+
+
 def test_growth_does_not_overshoot_what_a_row_can_need():
     cache = make(max_length=50)
     cache.reserve(1, 45)

@@ -54,6 +54,22 @@ def test_rows_of_one_batch_end_at_different_times(trio):
         assert same(row, trio.generate(prompt, method=method, max_new_tokens=20, stop=["e"])[0])
 
 
+@pytest.mark.parametrize("method", [ed.UniTE(), ed.SpecFuse(segment_length=4)], ids=["unite", "specfuse"])
+def test_a_long_row_after_a_large_batch_takes_memory_for_itself_alone(method):
+    """All write what they write with fresh caches."""
+    one, other = tiny.__wrapped__("gpt2", "llama2"), tiny("gpt2", "llama2")
+    many, long = [*MIXED[:6]] * 6, "x9 " * 100
+    options = {"method": method, "max_new_tokens": 6}
+    first = one.generate(many, batch_size=36, **options)
+    assert all(runner.cache.slots >= 36 and runner.cache.capacity == 256 for runner in one.runners)
+    (alone,) = one.generate(long, **options)
+    assert all(runner.cache.slots <= 4 and runner.cache.capacity == 512 for runner in one.runners)
+    again = one.generate(many, batch_size=36, **options)
+    assert all(runner.cache.slots >= 36 for runner in one.runners)
+    assert same(alone, other.generate(long, **options)[0])
+    assert all(same(a, b) for a, b in zip(first, again, strict=True))
+
+
 def test_slots_are_released(trio):
     for name, method in METHODS.items():
         trio.generate(MIXED, method=method, max_new_tokens=3, batch_size=2)

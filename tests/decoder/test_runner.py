@@ -270,15 +270,21 @@ def test_a_memory_limit_refuses_growth_and_rows_live_on():
     free = make()
     per_token = free.cache.bytes_per_token
     runner = make(memory_limit=4 * 32 * per_token + 4 * free.cache.bytes_per_token)
-    slot = runner.acquire()
+    slot, *others = [runner.acquire() for _ in range(4)]
     ids = row(30, 92)
-    runner.extend([slot], [ids])
+    runner.extend([slot, others[-1]], [ids, [5]])
     state = (runner.cache.slots, runner.cache.capacity, runner.cache.generation)
     with pytest.raises(CacheError, match="memory_limit is"):
         runner.extend([slot], [row(10, 93)])
-    unchanged(runner, [slot], [30], state)
+    unchanged(runner, [slot, others[-1]], [30, 1], state)
     out = runner.extend([slot], [[7]])
     assert_same_logits(out.values, fresh_logits(runner.model, [*ids, 7])[-1:])
+    for other in others:  # slots that no row holds give way
+        runner.release(other)
+    more = row(10, 93)
+    out = runner.extend([slot], [more])
+    assert_same_logits(out.values, fresh_logits(runner.model, [*ids, 7, *more])[-1:])
+    assert runner.cache.slots < 4
 
 
 def test_a_forward_that_fails_leaves_lengths_as_they_were():

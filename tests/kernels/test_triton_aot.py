@@ -1,7 +1,8 @@
 """The Triton kernels compiled ahead of time: no spills, wide loads, shared memory, instruction budgets.
 
-Every kernel for every target; with `-m slow` the whole table, eight models too, as in docs/benchmarks/aot_triton.md. Compiled anew
-each time: Triton's own cache would hide how long it takes.
+Every kernel for 9.0; with `-m slow`, which continuous integration runs too (`make aot`), the whole table of
+docs/benchmarks/aot_triton.md: every kernel for 8.0, 9.0 and 10.0, for up to eight models. Nothing compiled lies there from before: Triton's
+cache would hide that this takes minutes.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def test_every_kernel_is_compiled(rows):
         for name in vars(importlib.import_module(f"{package.__name__}.{info.name}"))
         if name.endswith("_kernel")
     }
-    for target in SHARED_LIMIT:
+    for target in {row["target"] for row in rows}:
         assert {row["kernel"] for row in rows if row["target"] == target} == kernels
 
 
@@ -71,6 +72,6 @@ def test_stream_reads_sixteen_bytes_at_a_time(rows):
 
 def test_stream_stays_within_its_instructions_per_element(rows):
     streams = {(row["case"], row["target"]): row["per_element"] for row in rows if row["per_element"] is not None}
-    assert set(streams) >= {(case, 90) for case in PER_ELEMENT} | {("stream bf16", target) for target in SHARED_LIMIT}
+    assert set(streams) == {(case, row["target"]) for case in PER_ELEMENT for row in rows}
     for (case, target), per_element in streams.items():
         assert 5 < per_element <= PER_ELEMENT[case], (case, target)
