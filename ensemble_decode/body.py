@@ -104,7 +104,7 @@ class Body:
                 f"{what} has an attention of its own that cannot be replaced; use a model that goes through the "
                 "attention interface of transformers"
             )
-        self._cache_argument = _cache_argument(self.decoder, what)
+        self._cache_argument = cache_argument(self.decoder, what)
         self._scale, self._softcap = _head_post_processing(self.config)
         self.cache = StepCache()
 
@@ -161,9 +161,9 @@ class Body:
         return values
 
 
-def _cache_argument(decoder: torch.nn.Module, what: str) -> str:
-    """The keyword under which the decoder takes its cache; transformers 5 renamed it."""
-    parameters = inspect.signature(decoder.forward).parameters
+def cache_argument(module: torch.nn.Module, what: str) -> str:
+    """The keyword under which a model, or the decoder in it, takes its cache; transformers 5 renamed it. ``what``: its name in the error."""
+    parameters = inspect.signature(module.forward).parameters
     for argument in ("cache", "past_key_values"):
         if argument in parameters:
             return argument

@@ -4,12 +4,11 @@ Each model keeps its own transformers cache; the second one is rolled back with 
 changes. Run: python examples/two_model_loop.py (fetches the demo models on first use).
 """
 
-import inspect
-
 import torch
 from transformers import DynamicCache
 
 import ensemble_decode as ed
+from ensemble_decode.body import cache_argument
 from ensemble_decode.common_prefix import common_prefix
 from ensemble_decode.incremental import IncrementalTokens
 from ensemble_decode.models import load
@@ -26,11 +25,9 @@ def main(prompt: str = "The three primary colours are", steps: int = 16) -> str:
     )
     prompts = [entry.tokenizer(prompt)["input_ids"] for entry in loaded]
     caches = [DynamicCache(), DynamicCache()]
-    # Newer releases of transformers call it cache, older ones past_key_values.
-    named = [
-        "cache" if "cache" in inspect.signature(entry.model.forward).parameters else "past_key_values"
-        for entry in loaded
-    ]
+    keywords = [
+        cache_argument(entry.model, entry.name) for entry in loaded
+    ]  # its name depends on the release of transformers
     held: list[list[int]] = [[], []]  # the ids that each cache holds
     generated: list[int] = []  # the primary's own ids
     follower = IncrementalTokens(vocab.models[1])  # the second model reads the same bytes in its own tokens
@@ -43,7 +40,7 @@ def main(prompt: str = "The three primary colours are", steps: int = 16) -> str:
             keep = min(common_prefix(held[m], wanted), len(wanted) - 1)
             if keep < len(held[m]):
                 caches[m].crop(keep - len(held[m]))
-            out = entry.model(torch.tensor([wanted[keep:]]), use_cache=True, **{named[m]: caches[m]})
+            out = entry.model(torch.tensor([wanted[keep:]]), use_cache=True, **{keywords[m]: caches[m]})
             held[m] = wanted
             logits.append(out.logits[:, -1])
         step = ed.fuse_step(logits, vocab, top_k=10)

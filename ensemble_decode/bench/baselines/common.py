@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from inspect import signature
 from typing import Any
 
 import torch
@@ -77,11 +76,6 @@ class OnlyText(LogitsProcessor):
 def only_text(entry: LoadedModel) -> LogitsProcessorList:
     """``OnlyText`` as ``generate`` takes it."""
     return LogitsProcessorList([OnlyText(entry.tokenizer, entry.model.get_output_embeddings().weight.shape[0])])
-
-
-def cache_argument(model: Any) -> str:
-    """What this release of transformers calls the cache in a model's forward."""
-    return "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
 
 
 def cache_bytes(cache: Any) -> int:

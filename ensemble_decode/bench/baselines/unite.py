@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from ...body import cache_argument
 from ...common_prefix import common_prefix
 from ...models import LoadedModel
 from ..subjects import Event, Spent
-from .common import ForwardClocks, cache_argument, cache_bytes, special_ids
+from .common import ForwardClocks, cache_bytes, special_ids
 
 
 class _Strings:
@@ -49,6 +50,7 @@ class _Session:
         self.clocks = ForwardClocks([entry.model for entry in self.loaded])
         self.fusion = 0.0
         self.cache = DynamicCache()
+        self.cache_keyword = cache_argument(self.loaded[0].model, self.loaded[0].name)
         self.cached: list[int] = []
 
     def __iter__(self) -> Iterator[list[Event]]:
@@ -70,7 +72,7 @@ class _Session:
         if kept < len(self.cached):
             self.cache.crop(kept - len(self.cached))  # a negative number is how many go
         rest = torch.tensor([ids[kept:]], device=entry.device)
-        out = entry.model(rest, use_cache=True, logits_to_keep=1, **{cache_argument(entry.model): self.cache})
+        out = entry.model(rest, use_cache=True, logits_to_keep=1, **{self.cache_keyword: self.cache})
         self.cached = ids
         return out.logits[0, -1]
 
