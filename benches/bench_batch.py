@@ -23,8 +23,8 @@ import torch
 import transformers
 
 import ensemble_decode as ed
-from ensemble_decode.batch import BatchRequest
 from ensemble_decode.bench import random_models
+from ensemble_decode.decode.requests import BatchRequest
 
 batch_size = 16
 METHODS = {"unite": ed.UniTE(), "safe": ed.SAFE()}

@@ -16,7 +16,7 @@ import torch
 from decode_pace import Forward, Pace, generation, in_turn, middle, own_steps, pace, table
 
 import ensemble_decode as ed
-from ensemble_decode.models import LoadedModel, load_all
+from ensemble_decode.members.transformers.loading import LoadedModel, load_all
 
 PROMPT = "Question: A farmer has 12 cows and buys 7 more. How many cows does the farmer have now?\nAnswer:"
 PROMPTS = [

@@ -166,7 +166,7 @@ def bench_fuse_step(rounds: int) -> tuple[list[str], dict[int, float]]:
 
 def decode_step_seconds(rows: int, rounds: int = 3) -> float:
     """Both demo models' decode step (one new token per row over a short context), in bfloat16, summed."""
-    from ensemble_decode.models import load
+    from ensemble_decode.members.transformers.loading import load
 
     total = 0.0
     for name in ("demo:smollm2", "demo:gemma3"):

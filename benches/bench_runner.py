@@ -19,10 +19,10 @@ from functools import partial
 import torch
 from transformers import DynamicCache
 
-from ensemble_decode.attention import ATTENTION
-from ensemble_decode.cpu_linear import few_rows_linear, in_blocks, runs_native
-from ensemble_decode.models.loading import load as load_model
-from ensemble_decode.runner import Runner
+from ensemble_decode.members.transformers.attention import ATTENTION
+from ensemble_decode.members.transformers.few_rows import few_rows_linear, in_blocks, runs_native
+from ensemble_decode.members.transformers.loading import load as load_model
+from ensemble_decode.members.transformers.runner import Runner
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 

@@ -21,12 +21,12 @@ import torch
 
 import ensemble_decode as ed
 from ensemble_decode import kernels
-from ensemble_decode.branches import Tree
-from ensemble_decode.common_prefix import common_prefix
-from ensemble_decode.engine import Engine
-from ensemble_decode.methods import specfuse
-from ensemble_decode.methods.specfuse_scoring import Ballot, View
-from ensemble_decode.runner import Runner
+from ensemble_decode.decode.engine import Engine
+from ensemble_decode.members.transformers.runner import Runner
+from ensemble_decode.members.transformers.token_trees import Tree
+from ensemble_decode.methods.specfuse import method as specfuse
+from ensemble_decode.methods.specfuse.scoring import Ballot, View
+from ensemble_decode.vocab.common_prefix import common_prefix
 
 TEXT = "The old lighthouse keeper climbed the stairs and looked out over the grey water of the bay. "
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}

@@ -16,8 +16,8 @@ import torch
 from decode_pace import middle
 
 import ensemble_decode as ed
-from ensemble_decode.methods.lengths import LONGEST
-from ensemble_decode.runner import Runner
+from ensemble_decode.members.transformers.runner import Runner
+from ensemble_decode.methods.safe.lengths import LONGEST
 
 KINDS = {
     "English": [

@@ -12,14 +12,23 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .determination import Recommendation, Report, Rules, determine
-    from .ensemble import Ensemble
-    from .errors import CacheError, ContextError, EnsembleError, InputError, ModelError, NumericalError, TokenizerError
-    from .fusion import fuse_step
-    from .methods import JS, KL, SAFE, GaC, MaxProb, Sharpen, Single, SpecFuse, UniTE
-    from .sampling import Sampling
-    from .types import Completion, Delta, SegmentRound, Stats, TraceStep
-    from .vocab import AlignedVocab, ModelVocab
+    from ensemble_decode.determination import Recommendation, Report, Rules, determine
+    from ensemble_decode.ensemble import Ensemble
+    from ensemble_decode.errors import (
+        CacheError,
+        ContextError,
+        EnsembleError,
+        InputError,
+        ModelError,
+        NumericalError,
+        TokenizerError,
+    )
+    from ensemble_decode.fusion import fuse_step
+    from ensemble_decode.methods import JS, KL, SAFE, GaC, MaxProb, Sharpen, Single, SpecFuse, UniTE
+    from ensemble_decode.outputs import Completion, Delta, SegmentRound, Stats, TraceStep
+    from ensemble_decode.sampling import Sampling
+    from ensemble_decode.vocab.aligned import AlignedVocab
+    from ensemble_decode.vocab.model import ModelVocab
 
 _HOME = {
     **dict.fromkeys(("Recommendation", "Report", "Rules", "determine"), "determination"),
@@ -31,8 +40,9 @@ _HOME = {
     "fuse_step": "fusion",
     **dict.fromkeys(("JS", "KL", "SAFE", "GaC", "MaxProb", "Sharpen", "Single", "SpecFuse", "UniTE"), "methods"),
     "Sampling": "sampling",
-    **dict.fromkeys(("Completion", "Delta", "SegmentRound", "Stats", "TraceStep"), "types"),
-    **dict.fromkeys(("AlignedVocab", "ModelVocab"), "vocab"),
+    **dict.fromkeys(("Completion", "Delta", "SegmentRound", "Stats", "TraceStep"), "outputs"),
+    "AlignedVocab": "vocab.aligned",
+    "ModelVocab": "vocab.model",
 }
 
 __all__ = [
@@ -72,7 +82,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+        value = getattr(importlib.import_module(f"ensemble_decode.{_HOME[name]}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

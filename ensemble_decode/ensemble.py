@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .engine import Engine
-from .errors import ContextError, EnsembleError, InputError
-from .methods import Method, UniTE
-from .models.loading import load_all
-from .prompts import ChatMode, Prompt, SystemMode, as_prompts, check_prompt_type, prompt_ids
-from .rows import Request, Row, check_prompt
-from .runner import Runner
-from .sampling import Sampling
-from .schedule import PREFILL_TOKENS
-from .types import Completion, Delta
-from .vocab import AlignedVocab
+from ensemble_decode.decode.engine import Engine
+from ensemble_decode.decode.prompts import ChatMode, Prompt, SystemMode, as_prompts, check_prompt_type, prompt_ids
+from ensemble_decode.decode.scheduler import PREFILL_TOKENS
+from ensemble_decode.decode.sequence import Request, Row, check_prompt
+from ensemble_decode.errors import ContextError, EnsembleError, InputError
+from ensemble_decode.members.transformers.loading import load_all
+from ensemble_decode.members.transformers.runner import Runner
+from ensemble_decode.methods import Method, UniTE
+from ensemble_decode.outputs import Completion, Delta
+from ensemble_decode.sampling import Sampling
+from ensemble_decode.vocab.aligned import AlignedVocab
 
 if TYPE_CHECKING:
-    from .batch import BatchRequest, BatchRun, Order
+    from ensemble_decode.decode.batch_run import BatchRun
+    from ensemble_decode.decode.requests import BatchRequest, Order
 
 GREEDY = Sampling()
 
@@ -157,7 +158,7 @@ class Ensemble:
         Each result equals what its prompt gives alone, sampled too: without a seed of its own a row is keyed by its place in
         ``requests``. Closing the iterator drops the rows in flight. Raises as ``generate``.
         """
-        from .batch import BatchRun
+        from ensemble_decode.decode.batch_run import BatchRun
 
         return BatchRun(
             self,

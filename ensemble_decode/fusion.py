@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from . import kernels
-from .vocab import AlignedVocab
+from ensemble_decode import kernels
+from ensemble_decode.vocab.aligned import AlignedVocab
 
 
 def fuse_step(

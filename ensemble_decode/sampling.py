@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from .errors import InputError
-from .kernels.reference.philox import philox
+from ensemble_decode.errors import InputError
+from ensemble_decode.kernels.reference.philox import philox
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import ensemble_decode as ed
-from ensemble_decode.batch import BatchRequest
+from ensemble_decode.decode.requests import BatchRequest
 
 
 def requests() -> Iterator[BatchRequest]:

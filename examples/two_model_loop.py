@@ -8,10 +8,10 @@ import torch
 from transformers import DynamicCache
 
 import ensemble_decode as ed
-from ensemble_decode.body import cache_argument
-from ensemble_decode.common_prefix import common_prefix
-from ensemble_decode.incremental import IncrementalTokens
-from ensemble_decode.models import load
+from ensemble_decode.members.transformers.body import cache_argument
+from ensemble_decode.members.transformers.loading import load
+from ensemble_decode.vocab.common_prefix import common_prefix
+from ensemble_decode.vocab.incremental import IncrementalTokens
 
 
 @torch.inference_mode()

@@ -3,13 +3,13 @@
 # In the root of a checkout Python finds this folder as `kernels`, the name of a package that transformers looks for and imports.
 # There it stays empty: transformers then goes on without that package, and no operator is registered twice.
 if __name__ != "kernels":
-    from .dispatch import ImplementationError, status, trace_calls, use
-    from .fuse_candidates import fuse_candidates
-    from .fuse_full import fuse_full
-    from .fuse_step import fuse_step
-    from .gather_candidates import gather_candidates
-    from .topk_stats import topk_stats
-    from .types import (
+    from ensemble_decode.kernels.dispatch import ImplementationError, status, trace_calls, use
+    from ensemble_decode.kernels.fuse_candidates import fuse_candidates
+    from ensemble_decode.kernels.fuse_full import fuse_full
+    from ensemble_decode.kernels.fuse_step import fuse_step
+    from ensemble_decode.kernels.gather_candidates import gather_candidates
+    from ensemble_decode.kernels.topk_stats import topk_stats
+    from ensemble_decode.kernels.types import (
         FLAG_EMPTY,
         FLAG_NAN,
         TARGET_END,
@@ -21,8 +21,8 @@ if __name__ != "kernels":
         VerifyDraft,
         VocabTensors,
     )
-    from .union_topk import union_topk
-    from .verify_draft import verify_draft
+    from ensemble_decode.kernels.union_topk import union_topk
+    from ensemble_decode.kernels.verify_draft import verify_draft
 
 __all__ = [
     "FLAG_EMPTY",

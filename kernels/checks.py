@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from ensemble_decode.kernels.types import FuseSettings, VocabTensors
 from torch import Tensor
-
-from .types import FuseSettings, VocabTensors
 
 LOGITS_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_K = 1024

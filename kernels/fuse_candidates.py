@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
+from ensemble_decode.kernels import dispatch
+from ensemble_decode.kernels.checks import check_int, check_settings, check_tensor
+from ensemble_decode.kernels.library import built_settings, register
+from ensemble_decode.kernels.types import Fused, FuseSettings
 from torch import Tensor
-
-from . import dispatch
-from .checks import check_int, check_settings, check_tensor
-from .library import built_settings, register
-from .types import Fused, FuseSettings
 
 
 def fuse_candidates(

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from ensemble_decode.kernels import dispatch
+from ensemble_decode.kernels.checks import check_k, check_models
+from ensemble_decode.kernels.library import VOCAB_SCHEMA, built_settings, built_vocab, flat_vocab, plain, register
+from ensemble_decode.kernels.types import FuseSettings, FuseStep, VocabTensors
 from torch import Tensor
-
-from . import dispatch
-from .checks import check_k, check_models
-from .library import VOCAB_SCHEMA, built_settings, built_vocab, flat_vocab, plain, register
-from .types import FuseSettings, FuseStep, VocabTensors
 
 _OUTPUTS = "(" + ", ".join(["Tensor"] * len(FuseStep._fields)) + ")"
 

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from ensemble_decode.kernels.types import FuseSettings, VocabTensors
 from torch import Tensor
-
-from .types import FuseSettings, VocabTensors
 
 NAMESPACE = "ensemble_decode"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from ensemble_decode.kernels import dispatch
+from ensemble_decode.kernels.checks import check_int
+from ensemble_decode.kernels.library import register
 from torch import Tensor
-
-from . import dispatch
-from .checks import check_int
-from .library import register
 
 
 def union_topk(

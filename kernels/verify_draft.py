@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
+from ensemble_decode.kernels import dispatch
+from ensemble_decode.kernels.checks import check_allowed, check_int, check_logits
+from ensemble_decode.kernels.library import plain, register
+from ensemble_decode.kernels.types import VerifyDraft
 from torch import Tensor
-
-from . import dispatch
-from .checks import check_allowed, check_int, check_logits
-from .library import plain, register
-from .types import VerifyDraft
 
 
 def verify_draft(

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..cli_options import METHOD_OPTIONS, build_method
-from ..errors import EnsembleError, InputError
-from ..methods import Method
-from ..prompts import check_prompt_type
-from ..sampling import Sampling
-from ..types import Completion, ErrorKind, Stats
-from .requests import BatchRequest, as_stops, check_max_new_tokens, check_seed
-from .source import Line
+from ensemble_decode.batch.source import Line
+from ensemble_decode.decode.prompts import check_prompt_type
+from ensemble_decode.decode.requests import BatchRequest, as_stops, check_max_new_tokens, check_seed
+from ensemble_decode.errors import EnsembleError, InputError
+from ensemble_decode.methods import Method
+from ensemble_decode.methods.options import METHOD_OPTIONS, build_method
+from ensemble_decode.outputs import Completion, ErrorKind, Stats
+from ensemble_decode.sampling import Sampling
 
 _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "sample_top_k": "top_k", "min_p": "min_p"}
 READ = ("prompt", "messages", "max_new_tokens", "stop", "seed", *_SAMPLING, "method", "settings")

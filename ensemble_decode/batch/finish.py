@@ -10,8 +10,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from .source import format_of, import_parquet
+from ensemble_decode.batch.source import format_of, import_parquet
+from ensemble_decode.errors import InputError
 
 _ROWS = 4096  # of Parquet per group
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import InputError
-from ..sampling import Sampling
-from .fields import BadField, Defaults, as_request, encode_result, error_result
-from .output import Output
-from .requests import BatchRequest, BatchResult, Order, as_stops, check_max_new_tokens
-from .source import Line, format_of, identify, read_lines
-from .summary import Summary
+from ensemble_decode.batch.fields import BadField, Defaults, as_request, encode_result, error_result
+from ensemble_decode.batch.output import Output
+from ensemble_decode.batch.source import Line, format_of, identify, read_lines
+from ensemble_decode.batch.summary import Summary
+from ensemble_decode.decode.requests import BatchRequest, BatchResult, Order, as_stops, check_max_new_tokens
+from ensemble_decode.errors import InputError
+from ensemble_decode.sampling import Sampling
 
 if TYPE_CHECKING:
-    from ..ensemble import Ensemble
-    from .run import BatchRun, Counts
+    from ensemble_decode.decode.batch_run import BatchRun, Counts
+    from ensemble_decode.ensemble import Ensemble
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Job:
 
     def identity(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """What the results depend on, as the manifest keeps it; ``found``: what identifies the input."""
-        from .. import __version__
+        from ensemble_decode import __version__
 
         load = {name: _told(value) for name, value in self.load.items()}
         sampling = self.defaults.sampling

@@ -20,8 +20,8 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from ..errors import EnsembleError, InputError
-from .finish import write_final
+from ensemble_decode.batch.finish import write_final
+from ensemble_decode.errors import EnsembleError, InputError
 
 _NUMBER = re.compile(rb'\{"line": (\d+),')
 _SYNC_SHARE = (

@@ -14,7 +14,7 @@ from rich.table import Column
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from .run import Counts
+    from ensemble_decode.decode.batch_run import Counts
 
 LOG_SECONDS = 10.0
 

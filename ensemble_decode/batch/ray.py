@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import EnsembleError, InputError
-from .fields import BadField
-from .job import Job, Watcher, carry_out, check_strict
-from .output import Output
-from .source import read_lines
-from .summary import Summary
+from ensemble_decode.batch.fields import BadField
+from ensemble_decode.batch.job import Job, Watcher, carry_out, check_strict
+from ensemble_decode.batch.output import Output
+from ensemble_decode.batch.source import read_lines
+from ensemble_decode.batch.summary import Summary
+from ensemble_decode.errors import EnsembleError, InputError
 
 if TYPE_CHECKING:
-    from .run import Counts
+    from ensemble_decode.decode.batch_run import Counts
 
 _BATCHES = 8  # rows of one task, in batches: what an actor takes at a time, and loses when it dies
 
@@ -43,8 +43,8 @@ class EnsembleWorker:
     """
 
     def __init__(self, job: Job, seed: int) -> None:
-        from ..cli_support import quiet_libraries
-        from ..ensemble import Ensemble
+        from ensemble_decode.cli.support import quiet_libraries
+        from ensemble_decode.ensemble import Ensemble
 
         quiet_libraries()
         self._job, self._seed = job, seed
@@ -55,7 +55,7 @@ class EnsembleWorker:
 
         import numpy as np
 
-        from .source import parse_line
+        from ensemble_decode.batch.source import parse_line
 
         job, numbers, results = self._job, [], []
         kinds: list[str] = []
@@ -194,7 +194,7 @@ def _our_error(error: BaseException | None) -> EnsembleError | None:
 
 def _added(total: Counts | None, told: dict[str, Any]) -> Counts:
     """The counts of one more batch added to those so far."""
-    from .run import Counts
+    from ensemble_decode.decode.batch_run import Counts
 
     more = Counts(**told)
     if total is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import InputError
+from ensemble_decode.errors import InputError
 
 FORMATS = (".jsonl", ".jsonl.gz", ".parquet")
 

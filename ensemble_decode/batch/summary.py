@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .job import Job
-    from .output import Output
-    from .run import Counts
+    from ensemble_decode.batch.job import Job
+    from ensemble_decode.batch.output import Output
+    from ensemble_decode.decode.batch_run import Counts
 
 
 @dataclass

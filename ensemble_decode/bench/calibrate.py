@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..cpu_linear import helps, use_few_rows_linear
-from ..ensemble import Ensemble
-from ..runner import Runner
-from . import random_models
-from .cost import Cost, Settings, cost_of_run
-from .devices import Device
-from .measure import Cell
-from .shapes import ModelShape
-from .stats import figure, quantile
-from .tables import Table
+from ensemble_decode.bench import random_models
+from ensemble_decode.bench.measure import Cell
+from ensemble_decode.bench.stats import figure, quantile
+from ensemble_decode.bench.tables import Table
+from ensemble_decode.cost.devices import Device
+from ensemble_decode.cost.model import Cost, Settings, cost_of_run
+from ensemble_decode.cost.shapes import ModelShape
+from ensemble_decode.ensemble import Ensemble
+from ensemble_decode.members.transformers.few_rows import helps, use_few_rows_linear
+from ensemble_decode.members.transformers.runner import Runner
 
 # Of which method of the cost model each measured configuration is.
 _METHOD = {

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .calibrate import error_table
-from .measure import Cell
-from .page import write_html
-from .plots import draw_all
-from .predict import standard_tables
-from .quality import quality_tables
-from .record import Record
-from .stats import figure, quantile
-from .tables import Claim, Table, claim_table, latency_tables, markdown
-from .whole_run import PLANS
+from ensemble_decode.bench.calibrate import error_table
+from ensemble_decode.bench.measure import Cell
+from ensemble_decode.bench.page import write_html
+from ensemble_decode.bench.plots import draw_all
+from ensemble_decode.bench.predict import standard_tables
+from ensemble_decode.bench.quality import quality_tables
+from ensemble_decode.bench.record import Record
+from ensemble_decode.bench.stats import figure, quantile
+from ensemble_decode.bench.tables import Claim, Table, claim_table, latency_tables, markdown
+from ensemble_decode.bench.whole_run import PLANS
 
 _AGAINST = {
     ("unite", "dictionary"): "dictionary / UniTE",

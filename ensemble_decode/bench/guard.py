@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch
 
-from .. import kernels
+from ensemble_decode import kernels
 
 ROWS, TOKENS, TOP = 4, 16_384, 10
 

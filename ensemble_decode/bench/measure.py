@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .energy import Meter
-from .stats import quantile
-from .subjects import Event, Subject
+from ensemble_decode.bench.energy import Meter
+from ensemble_decode.bench.stats import quantile
+from ensemble_decode.bench.subjects import Event, Subject
 
 
 @dataclass

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from .plots import draw_all
-from .record import Record
-from .tables import Table, latency_tables, ratio_table
+from ensemble_decode.bench.plots import draw_all
+from ensemble_decode.bench.record import Record
+from ensemble_decode.bench.tables import Table, latency_tables, ratio_table
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }

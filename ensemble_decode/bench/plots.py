@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from .measure import Cell, Sample
-from .record import Record
-from .stats import figure
+from ensemble_decode.bench.measure import Cell, Sample
+from ensemble_decode.bench.record import Record
+from ensemble_decode.bench.stats import figure
+from ensemble_decode.errors import InputError
 
 _COLOURS = [
     "#0072B2",

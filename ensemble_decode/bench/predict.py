@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .cost import DEVICES, KNOWN, Settings, cost_of_run
-from .devices import Device
-from .shapes import ModelShape
-from .tables import Table
+from ensemble_decode.bench.tables import Table
+from ensemble_decode.cost.devices import Device
+from ensemble_decode.cost.model import DEVICES, KNOWN, Settings, cost_of_run
+from ensemble_decode.cost.shapes import ModelShape
 
 PAIRS = {"7B pair": ("qwen2.5-7b", "llama3.1-8b"), "70B pair": ("llama3.1-70b", "qwen2.5-72b")}
 METHODS = ("unite", "safe", "specfuse", "dictionary")

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import kernels
-from ..ensemble import Ensemble
-from ..methods import SAFE, GaC, Method, Single, SpecFuse, UniTE
-from .questions import Question, arithmetic, correct, short
-from .stats import bootstrap
-from .tables import Table
+from ensemble_decode import kernels
+from ensemble_decode.bench.stats import bootstrap
+from ensemble_decode.bench.tables import Table
+from ensemble_decode.determination.questions import Question, arithmetic, correct, short
+from ensemble_decode.ensemble import Ensemble
+from ensemble_decode.methods import SAFE, GaC, Method, Single, SpecFuse, UniTE
 
 ANSWER_TOKENS = 8
 

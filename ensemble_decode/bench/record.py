@@ -13,8 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from .measure import Cell, Sample
+from ensemble_decode.bench.measure import Cell, Sample
+from ensemble_decode.errors import InputError
 
 SCHEMA = 1
 _PACKAGES = ("ensemble-decode", "torch", "transformers", "tokenizers", "triton")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..ensemble import Ensemble
-from ..methods import Single, SpecFuse, UniTE
-from ..models import LoadedModel
-from . import random_models
-from .calibrate import shapes_of
-from .measure import Cell, measure
-from .record import Record
-from .setup import Bench, prompts
-from .shapes import ModelShape
-from .subjects import MethodSubject, Subject, endless
+from ensemble_decode.bench import random_models
+from ensemble_decode.bench.calibrate import shapes_of
+from ensemble_decode.bench.measure import Cell, measure
+from ensemble_decode.bench.record import Record
+from ensemble_decode.bench.setup import Bench, prompts
+from ensemble_decode.bench.subjects import MethodSubject, Subject, endless
+from ensemble_decode.cost.shapes import ModelShape
+from ensemble_decode.ensemble import Ensemble
+from ensemble_decode.members.sources import LoadedModel
+from ensemble_decode.methods import Single, SpecFuse, UniTE
 
 VOCABULARIES = (32_000, 65_536, 131_072, 262_144)
 

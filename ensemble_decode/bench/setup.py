@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from ..ensemble import Ensemble
-from ..errors import InputError
-from ..methods import SAFE, GaC, Single, SpecFuse, UniTE
-from ..models import LoadedModel, load_all
-from .baselines import AssistedGenerate, DictionaryUniTE, TransformersGenerate, UncachedSegments
-from .baselines.common import prepare
-from .energy import Meter
-from .subjects import MethodSubject, Subject, load_endless
+from ensemble_decode.bench.baselines import AssistedGenerate, DictionaryUniTE, TransformersGenerate, UncachedSegments
+from ensemble_decode.bench.baselines.common import prepare
+from ensemble_decode.bench.energy import Meter
+from ensemble_decode.bench.subjects import MethodSubject, Subject, load_endless
+from ensemble_decode.ensemble import Ensemble
+from ensemble_decode.errors import InputError
+from ensemble_decode.members.transformers.loading import LoadedModel, load_all
+from ensemble_decode.methods import SAFE, GaC, Single, SpecFuse, UniTE
 
 METHODS: dict[str, tuple[str, Callable[[], Any]]] = {
     "unite": ("UniTE", UniTE),

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from ..ensemble import Ensemble
-from ..methods import Method
-from ..models import LoadedModel
-from ..rows import Row
-from ..sampling import Sampling
+from ensemble_decode.decode.sequence import Row
+from ensemble_decode.ensemble import Ensemble
+from ensemble_decode.members.sources import LoadedModel
+from ensemble_decode.methods import Method
+from ensemble_decode.sampling import Sampling
 
 _SEGMENT = 64  # tokens: no segment is longer
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .measure import Cell, measure
-from .record import Record
-from .setup import Bench, prompts
-from .subjects import Subject
+from ensemble_decode.bench.measure import Cell, measure
+from ensemble_decode.bench.record import Record
+from ensemble_decode.bench.setup import Bench, prompts
+from ensemble_decode.bench.subjects import Subject
 
 
 def measure_into(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from .measure import Cell, Sample
-from .record import Record
-from .stats import Figure, figure, ratio
+from ensemble_decode.bench.measure import Cell, Sample
+from ensemble_decode.bench.record import Record
+from ensemble_decode.bench.stats import Figure, figure, ratio
 
 SUITES = {
     "latency": "Latency at batch 1",

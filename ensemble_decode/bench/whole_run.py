@@ -8,12 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from .calibrate import compare, shapes_of, this_machine
-from .quality import evaluate
-from .record import Record
-from .scaling import measure_models, measure_vocabularies
-from .setup import Bench, dtype_of, held_out
-from .suites import measure_into
+from ensemble_decode.bench.calibrate import compare, shapes_of, this_machine
+from ensemble_decode.bench.quality import evaluate
+from ensemble_decode.bench.record import Record
+from ensemble_decode.bench.scaling import measure_models, measure_vocabularies
+from ensemble_decode.bench.setup import Bench, dtype_of, held_out
+from ensemble_decode.bench.suites import measure_into
 
 LENGTHS = (32, 128, 512, 1024, 2048)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..bench.cost import DEVICES, ModelShape, Settings, cost_of_run
-from ..errors import InputError
+from ensemble_decode.cost.model import DEVICES, ModelShape, Settings, cost_of_run
+from ensemble_decode.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from ..prompts import check_prompt_type
-from .graders import Grade, grader, needs_answer
+from ensemble_decode.decode.prompts import check_prompt_type
+from ensemble_decode.determination.graders import Grade, grader, needs_answer
+from ensemble_decode.errors import InputError
 
 
 @dataclass(frozen=True)

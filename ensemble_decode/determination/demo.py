@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..bench.questions import Question, arithmetic, completion, multiple_choice
-from ..errors import InputError
+from ensemble_decode.determination.questions import Question, arithmetic, completion, multiple_choice
+from ensemble_decode.errors import InputError
 
 MODELS = ("demo:smollm2", "demo:gemma3")
 MAX_NEW_TOKENS, STOP = 16, "\n"  # every answer is the rest of a line
@@ -73,9 +73,9 @@ def shortened(folder: Path, spec: str = MODELS[0], without: Sequence[int] = WITH
     """
     from safetensors.torch import load_file, save_file
 
-    from ..models.loading import spec_source
-    from ..models.specs import parse_spec
-    from ..models.store import exclusive, published
+    from ensemble_decode.members.sources.specs import parse_spec
+    from ensemble_decode.members.sources.store import exclusive, published
+    from ensemble_decode.members.transformers.loading import spec_source
 
     with exclusive(folder.parent):
         if (folder / _CONFIG).is_file():

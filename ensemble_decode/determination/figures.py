@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .stats import Bootstrap, Estimate, Spread, mean_or_none, ratio
-from .tokens import SharedVocabulary
+from ensemble_decode.determination.stats import Bootstrap, Estimate, Spread, mean_or_none, ratio
+from ensemble_decode.determination.tokens import SharedVocabulary
 
 
 @dataclass(frozen=True)

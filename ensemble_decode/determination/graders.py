@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..errors import InputError
+from ensemble_decode.errors import InputError
 
 NAMES = ("exact", "numeric", "numeric:first", "choice", "regex")
 

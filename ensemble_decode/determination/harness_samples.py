@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import InputError
-from .data import read_jsonl
+from ensemble_decode.determination.data import read_jsonl
+from ensemble_decode.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from . import words
-from .figures import same_answer
-from .plots import COLOURS, draw
-from .table import pair_rows
-from .words import letter
+from ensemble_decode.determination import words
+from ensemble_decode.determination.figures import same_answer
+from ensemble_decode.determination.plots import COLOURS, draw
+from ensemble_decode.determination.table import pair_rows
+from ensemble_decode.determination.words import letter
 
 if TYPE_CHECKING:
-    from .report import Report
+    from ensemble_decode.determination.report import Report
 
 _EXAMPLES = 6
 _STYLE = """

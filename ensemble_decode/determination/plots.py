@@ -6,14 +6,14 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
-from .recommend import allowed_gap
-from .words import letter
+from ensemble_decode.determination.recommend import allowed_gap
+from ensemble_decode.determination.words import letter
+from ensemble_decode.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .report import Report
+    from ensemble_decode.determination.report import Report
 
 # Okabe and Ito's colours, told apart by colour-blind readers too
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933")

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..errors import InputError
-from .figures import ModelFigures, PairFigures, Response, oracle_choice
-from .stats import Bootstrap, Estimate
+from ensemble_decode.determination.figures import ModelFigures, PairFigures, Response, oracle_choice
+from ensemble_decode.determination.stats import Bootstrap, Estimate
+from ensemble_decode.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .costs import ExpectedCost
-from .figures import ModelFigures, PairFigures, Response
-from .recommend import Recommendation, Rules
+from ensemble_decode.determination.costs import ExpectedCost
+from ensemble_decode.determination.figures import ModelFigures, PairFigures, Response
+from ensemble_decode.determination.recommend import Recommendation, Rules
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Report:
 
     def to_html(self) -> str:
         """One page with everything in it: no file beside it, nothing fetched. Needs matplotlib (the extra ``determine``)."""
-        from .html import page
+        from ensemble_decode.determination.html import page
 
         return page(self)
 

@@ -10,17 +10,38 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError
-from ..prompts import ChatMode, SystemMode
-from .costs import ExpectedCost, expected_cost
-from .data import Item, fingerprint, read_items, read_jsonl
-from .figures import PairFigures, Response, best_model, likeness, model_figures, pair_figures
-from .harness_samples import Sample, read_samples
-from .recommend import Recommendation, Rules, pair_of, recommend
-from .report import Report
-from .running import Models, Progress, RunSettings, check_specs, first_tokens, responses, shapes
-from .stats import Bootstrap
-from .tokens import SharedVocabulary, common_words, unsafe_positions, unsafe_share, word_agreement
+from ensemble_decode.decode.prompts import ChatMode, SystemMode
+from ensemble_decode.determination.costs import ExpectedCost, expected_cost
+from ensemble_decode.determination.data import Item, fingerprint, read_items, read_jsonl
+from ensemble_decode.determination.figures import (
+    PairFigures,
+    Response,
+    best_model,
+    likeness,
+    model_figures,
+    pair_figures,
+)
+from ensemble_decode.determination.harness_samples import Sample, read_samples
+from ensemble_decode.determination.recommend import Recommendation, Rules, pair_of, recommend
+from ensemble_decode.determination.report import Report
+from ensemble_decode.determination.running import (
+    Models,
+    Progress,
+    RunSettings,
+    check_specs,
+    first_tokens,
+    responses,
+    shapes,
+)
+from ensemble_decode.determination.stats import Bootstrap
+from ensemble_decode.determination.tokens import (
+    SharedVocabulary,
+    common_words,
+    unsafe_positions,
+    unsafe_share,
+    word_agreement,
+)
+from ensemble_decode.errors import InputError
 
 POSITIONS = (1, 2, 5)  # JS over the first 1, 2 and 5 tokens of the responses
 

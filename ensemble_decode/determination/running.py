@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..bench.shapes import ModelShape
-from ..ensemble import Ensemble
-from ..errors import InputError
-from ..methods import JS, Single, UniTE
-from ..model_vocab import ModelVocab
-from ..models.loading import load_tokenizer
-from ..prompts import ChatMode, SystemMode
-from ..types import Completion
-from ..vocab import AlignedVocab
-from .data import Item
-from .store import Log, identity
+from ensemble_decode.cost.shapes import ModelShape
+from ensemble_decode.decode.prompts import ChatMode, SystemMode
+from ensemble_decode.determination.data import Item
+from ensemble_decode.determination.store import Log, identity
+from ensemble_decode.ensemble import Ensemble
+from ensemble_decode.errors import InputError
+from ensemble_decode.members.transformers.loading import load_tokenizer
+from ensemble_decode.methods import JS, Single, UniTE
+from ensemble_decode.outputs import Completion
+from ensemble_decode.vocab.aligned import AlignedVocab
+from ensemble_decode.vocab.model import ModelVocab
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, how much there is
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import InputError
+from ensemble_decode.errors import InputError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import InputError
+from ensemble_decode.errors import InputError
 
 
 class Log:

@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from . import words
-from .words import letter
+from ensemble_decode.determination import words
+from ensemble_decode.determination.words import letter
 
 if TYPE_CHECKING:
-    from .report import Report
+    from ensemble_decode.determination.report import Report
 
 
 def show(report: Report, console: Console) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ..errors import InputError
-from ..model_vocab import ModelVocab
+from ensemble_decode.errors import InputError
+from ensemble_decode.vocab.model import ModelVocab
 
 
 @dataclass(frozen=True)

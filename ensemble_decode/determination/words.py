@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from .stats import Estimate
+from ensemble_decode.determination.stats import Estimate
 
 if TYPE_CHECKING:
-    from .report import Report
+    from ensemble_decode.determination.report import Report
 
 METHOD_NAMES = {"unite": "UniTE", "safe": "SAFE", "specfuse": "SpecFuse", "single": "a single model"}
 

@@ -6,7 +6,7 @@
 On a command line ``ensemble-decode lm-eval`` is the harness's own ``lm_eval`` with the model registered.
 """
 
-from ..errors import InputError
+from ensemble_decode.errors import InputError
 
 try:
     # The harness registers its own models only while its registry is empty, so they come first.
@@ -16,6 +16,6 @@ except ImportError as error:
         "the bridge to lm-evaluation-harness needs lm_eval: pip install 'ensemble-decode[lm-eval]'"
     ) from error
 
-from .lm import EnsembleLM
+from ensemble_decode.harness.lm import EnsembleLM
 
 __all__ = ["EnsembleLM"]

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from .. import kernels
-from ..branches import Tree
-from ..common_prefix import common_prefix
-from ..ensemble import Ensemble
-from ..errors import ContextError, InputError
-from ..methods import SAFE, GaC, Single, UniTE
-from ..methods.gates import GATE_NAMES
+from ensemble_decode import kernels
+from ensemble_decode.ensemble import Ensemble
+from ensemble_decode.errors import ContextError, InputError
+from ensemble_decode.members.transformers.token_trees import Tree
+from ensemble_decode.methods import SAFE, GaC, Single, UniTE
+from ensemble_decode.methods.gates import GATE_NAMES
+from ensemble_decode.vocab.common_prefix import common_prefix
 
 _BLOCK = 64  # positions of a row whose logits are in memory at a time
 

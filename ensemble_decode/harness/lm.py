@@ -12,14 +12,14 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from tqdm import tqdm
 
-from ..batch.requests import BatchRequest
-from ..cli_options import METHOD_OPTIONS, build_method
-from ..ensemble import Ensemble
-from ..errors import InputError
-from ..methods import Single
-from ..prompts import prompt_ids
-from ..sampling import Sampling
-from .likelihood import Scored, chain_method, score
+from ensemble_decode.decode.prompts import prompt_ids
+from ensemble_decode.decode.requests import BatchRequest
+from ensemble_decode.ensemble import Ensemble
+from ensemble_decode.errors import InputError
+from ensemble_decode.harness.likelihood import Scored, chain_method, score
+from ensemble_decode.methods import Single
+from ensemble_decode.methods.options import METHOD_OPTIONS, build_method
+from ensemble_decode.sampling import Sampling
 
 _log = logging.getLogger(__name__)
 

@@ -1,13 +1,13 @@
 """The methods: one file each, a frozen dataclass of settings with a ``round``."""
 
-from .base import BaseMethod, Method
-from .gac import GaC
-from .gates import JS, KL, Gate, MaxProb
-from .safe import SAFE
-from .sharpen import Sharpen
-from .single import Single
-from .specfuse import SpecFuse
-from .unite import UniTE
+from ensemble_decode.methods.base import BaseMethod, Method
+from ensemble_decode.methods.gac import GaC
+from ensemble_decode.methods.gates import JS, KL, Gate, MaxProb
+from ensemble_decode.methods.safe.method import SAFE
+from ensemble_decode.methods.sharpen import Sharpen
+from ensemble_decode.methods.single import Single
+from ensemble_decode.methods.specfuse.method import SpecFuse
+from ensemble_decode.methods.unite import UniTE
 
 __all__ = [
     "JS",

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from ..errors import InputError
+from ensemble_decode.errors import InputError
 
 if TYPE_CHECKING:
-    from ..engine import Engine
-    from ..kernels import FuseStep
-    from ..rows import Row
-    from .sharpen import Sharpen
+    from ensemble_decode.decode.engine import Engine
+    from ensemble_decode.decode.sequence import Row
+    from ensemble_decode.kernels import FuseStep
+    from ensemble_decode.methods.sharpen import Sharpen
 
 
 class Method(Protocol):

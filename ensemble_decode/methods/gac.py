@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import kernels
-from ..errors import InputError
-from ..kernels.reference.fuse_full import full_distribution
-from .base import Distribution
-from .sharpen import NO_SHARPEN, Sharpen
-from .unite import gated_round, sharpen_fields
+from ensemble_decode import kernels
+from ensemble_decode.errors import InputError
+from ensemble_decode.kernels.reference.fuse_full import full_distribution
+from ensemble_decode.methods.base import Distribution
+from ensemble_decode.methods.sharpen import NO_SHARPEN, Sharpen
+from ensemble_decode.methods.unite import gated_round, sharpen_fields
 
 if TYPE_CHECKING:
-    from ..engine import Engine
-    from ..rows import Row
+    from ensemble_decode.decode.engine import Engine
+    from ensemble_decode.decode.sequence import Row
 
 _PRIMARY_TOP = 10  # ids of the primary that prefix sharpening may raise, as in UniTE's default top_k
 

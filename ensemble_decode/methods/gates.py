@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import InputError
+from ensemble_decode.errors import InputError
 
 
 def _check(name: str, threshold: float, upper: float | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ..errors import InputError
+from ensemble_decode.errors import InputError
 
 SharpenKind = Literal["none", "prefix", "geometric", "temperature"]
 Trigger = Literal["max_prob", "entropy"]

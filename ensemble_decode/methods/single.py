@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
+from ensemble_decode.errors import InputError
 
 if TYPE_CHECKING:
-    from ..engine import Engine
-    from ..rows import Row
+    from ensemble_decode.decode.engine import Engine
+    from ensemble_decode.decode.sequence import Row
 
 
 @dataclass(frozen=True)

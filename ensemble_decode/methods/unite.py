@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
-from .. import kernels
-from ..errors import InputError
-from .base import BaseMethod, Distribution, check_choice
-from .gates import GATE_NAMES, Gate, MaxProb
-from .sharpen import NO_SHARPEN, Sharpen
+from ensemble_decode import kernels
+from ensemble_decode.errors import InputError
+from ensemble_decode.methods.base import BaseMethod, Distribution, check_choice
+from ensemble_decode.methods.gates import GATE_NAMES, Gate, MaxProb
+from ensemble_decode.methods.sharpen import NO_SHARPEN, Sharpen
 
 if TYPE_CHECKING:
-    from ..engine import Engine
-    from ..rows import Row
+    from ensemble_decode.decode.engine import Engine
+    from ensemble_decode.decode.sequence import Row
 
 Oov = Literal["first_piece", "exclude"]
 Aggregate = Literal["arithmetic", "geometric"]

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from ensemble_decode.models import load
+from ensemble_decode.members.transformers.loading import load
 
 
 def main(folder: str, dropped: int) -> None:

@@ -1,10 +1,10 @@
 """The operators in C++ for CPU tensors: vectorised, threaded as torch is set, the same bits on any thread count."""
 
-from .candidates import gather_candidates, union_topk
-from .extension import available_isas, cuda_stage, isa, set_isa, unavailable_reason
-from .fuse import fuse_candidates, fuse_full, fuse_step
-from .topk_stats import topk_stats
-from .verify_draft import verify_draft
+from ensemble_decode.kernels.native_.candidates import gather_candidates, union_topk
+from ensemble_decode.kernels.native_.extension import available_isas, cuda_stage, isa, set_isa, unavailable_reason
+from ensemble_decode.kernels.native_.fuse import fuse_candidates, fuse_full, fuse_step
+from ensemble_decode.kernels.native_.topk_stats import topk_stats
+from ensemble_decode.kernels.native_.verify_draft import verify_draft
 
 implements = frozenset(
     {

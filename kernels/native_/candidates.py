@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from ensemble_decode.kernels.native_.extension import core, shared
 from torch import Tensor
-
-from .extension import core, shared
 
 
 def union_topk(ids: Sequence[Tensor], to_cid: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

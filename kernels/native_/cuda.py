@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
+from ensemble_decode.kernels.native_.extension import cuda_stage
+from ensemble_decode.kernels.reference.gather_candidates import read
+from ensemble_decode.kernels.reference.numerics import MAX_FLOAT, NEG_INF, select_top
+from ensemble_decode.kernels.types import FLAG_EMPTY, FLAG_NAN, TopkStats
 from torch import Tensor
-
-from ..reference.gather_candidates import read
-from ..reference.numerics import MAX_FLOAT, NEG_INF, select_top
-from ..types import FLAG_EMPTY, FLAG_NAN, TopkStats
-from .extension import cuda_stage
 
 CHUNK = 8192
 GROUP = 128

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from ensemble_decode.kernels.native_.extension import core, shared, writable
+from ensemble_decode.kernels.types import Fused, FuseSettings, FuseStep, VocabTensors
 from torch import Tensor
-
-from ..types import Fused, FuseSettings, FuseStep, VocabTensors
-from .extension import core, shared, writable
 
 
 def fuse_candidates(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
+from ensemble_decode.kernels.native_.cuda import topk_stats as topk_stats_on_cuda
+from ensemble_decode.kernels.native_.extension import core, shared
+from ensemble_decode.kernels.types import TopkStats
 from torch import Tensor
-
-from ..types import TopkStats
-from .cuda import topk_stats as topk_stats_on_cuda
-from .extension import core, shared
 
 
 def topk_stats(logits: Tensor, k: int, allowed: Tensor | None = None) -> TopkStats:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
+from ensemble_decode.kernels.native_.extension import core, shared, writable
+from ensemble_decode.kernels.types import VerifyDraft
 from torch import Tensor
-
-from ..types import VerifyDraft
-from .extension import core, shared, writable
 
 
 def verify_draft(logits: Tensor, targets: Tensor, allowed: Tensor | None, eos_ids: Tensor) -> VerifyDraft:

@@ -3,13 +3,13 @@
 Every function takes `dtype`, the type it computes in: float32, or float64 where it serves as an oracle.
 """
 
-from .fuse_candidates import fuse_candidates
-from .fuse_full import fuse_full
-from .fuse_step import fuse_step
-from .gather_candidates import gather_candidates
-from .topk_stats import topk_stats
-from .union_topk import union_topk
-from .verify_draft import verify_draft
+from ensemble_decode.kernels.reference.fuse_candidates import fuse_candidates
+from ensemble_decode.kernels.reference.fuse_full import fuse_full
+from ensemble_decode.kernels.reference.fuse_step import fuse_step
+from ensemble_decode.kernels.reference.gather_candidates import gather_candidates
+from ensemble_decode.kernels.reference.topk_stats import topk_stats
+from ensemble_decode.kernels.reference.union_topk import union_topk
+from ensemble_decode.kernels.reference.verify_draft import verify_draft
 
 __all__ = [
     "fuse_candidates",

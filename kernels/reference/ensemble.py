@@ -6,10 +6,9 @@ Tensors are [M, B, U] per model and [B, U] for the ensemble; U is a union of top
 from __future__ import annotations
 
 import torch
+from ensemble_decode.kernels.reference.numerics import NEG_INF, row_max, sum_models, tree_sum
+from ensemble_decode.kernels.types import FuseSettings
 from torch import Tensor
-
-from ..types import FuseSettings
-from .numerics import NEG_INF, row_max, sum_models, tree_sum
 
 ARITHMETIC, GEOMETRIC = 0, 1
 PREFIX, GEOMETRIC_SHARPEN, TEMPERATURE = 1, 2, 3

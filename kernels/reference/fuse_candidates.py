@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import torch
+from ensemble_decode.kernels.reference import ensemble
+from ensemble_decode.kernels.reference.numerics import (
+    NEG_INF,
+    bounded,
+    first_where,
+    log_softmax,
+    may,
+    probability,
+    row_max,
+)
+from ensemble_decode.kernels.reference.sampling import sample
+from ensemble_decode.kernels.types import FLAG_EMPTY, FLAG_NAN, Fused, FuseSettings
 from torch import Tensor
 from torch.nn.functional import pad
-
-from ..types import FLAG_EMPTY, FLAG_NAN, Fused, FuseSettings
-from . import ensemble
-from .numerics import NEG_INF, bounded, first_where, log_softmax, may, probability, row_max
-from .sampling import sample
 
 
 def fuse_candidates(

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from ensemble_decode.kernels.reference.fuse_candidates import decide
+from ensemble_decode.kernels.reference.fuse_step import primary_ids, top_candidate
+from ensemble_decode.kernels.reference.numerics import NEG_INF, bounded, log_softmax, masked, probability, select_top
+from ensemble_decode.kernels.reference.topk_stats import topk_stats
+from ensemble_decode.kernels.reference.union_topk import candidates
+from ensemble_decode.kernels.types import Fused, FuseSettings, FuseStep, TopkStats, VocabTensors
 from torch import Tensor
-
-from ..types import Fused, FuseSettings, FuseStep, TopkStats, VocabTensors
-from .fuse_candidates import decide
-from .fuse_step import primary_ids, top_candidate
-from .numerics import NEG_INF, bounded, log_softmax, masked, probability, select_top
-from .topk_stats import topk_stats
-from .union_topk import candidates
 
 BLOCK = 1 << 22
 """Entries of one model's [rows, N] table worked on at a time; bounds memory whatever the batch."""

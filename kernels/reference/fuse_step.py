@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from ensemble_decode.kernels.reference.fuse_candidates import fuse_candidates
+from ensemble_decode.kernels.reference.gather_candidates import gather_ids, read
+from ensemble_decode.kernels.reference.numerics import first_where, probability, row_max
+from ensemble_decode.kernels.reference.topk_stats import topk_stats
+from ensemble_decode.kernels.reference.union_topk import candidates, union_topk
+from ensemble_decode.kernels.types import FuseSettings, FuseStep, TopkStats, VocabTensors
 from torch import Tensor
-
-from ..types import FuseSettings, FuseStep, TopkStats, VocabTensors
-from .fuse_candidates import fuse_candidates
-from .gather_candidates import gather_ids, read
-from .numerics import first_where, probability, row_max
-from .topk_stats import topk_stats
-from .union_topk import candidates, union_topk
 
 
 def fuse_step(

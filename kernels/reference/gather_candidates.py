@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
+from ensemble_decode.kernels.reference.numerics import MAX_FLOAT, NEG_INF, allowed_bits, partition
 from torch import Tensor
-
-from .numerics import MAX_FLOAT, NEG_INF, allowed_bits, partition
 
 
 def gather_candidates(

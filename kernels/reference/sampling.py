@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
+from ensemble_decode.kernels.reference.numerics import NEG_INF, first_where, row_max, tree_sum
+from ensemble_decode.kernels.reference.philox import gumbel
+from ensemble_decode.kernels.types import FuseSettings
 from torch import Tensor
-
-from ..types import FuseSettings
-from .numerics import NEG_INF, first_where, row_max, tree_sum
-from .philox import gumbel
 
 
 def sample(probs: Tensor, cids: Tensor, settings: FuseSettings) -> Tensor:

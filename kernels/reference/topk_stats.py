@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import torch
+from ensemble_decode.kernels.reference.numerics import (
+    MAX_FLOAT,
+    NEG_INF,
+    below_max,
+    masked,
+    row_max,
+    select_top,
+    tree_sum,
+)
+from ensemble_decode.kernels.types import FLAG_EMPTY, FLAG_NAN, TopkStats
 from torch import Tensor
-
-from ..types import FLAG_EMPTY, FLAG_NAN, TopkStats
-from .numerics import MAX_FLOAT, NEG_INF, below_max, masked, row_max, select_top, tree_sum
 
 
 def topk_stats(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
+from ensemble_decode.kernels.reference.gather_candidates import end_score, read
+from ensemble_decode.kernels.reference.numerics import NEG_INF, first_where, masked, probability, row_max
+from ensemble_decode.kernels.reference.topk_stats import softmax_stats
+from ensemble_decode.kernels.types import FLAG_EMPTY, FLAG_NAN, TARGET_END, VerifyDraft
 from torch import Tensor
-
-from ..types import FLAG_EMPTY, FLAG_NAN, TARGET_END, VerifyDraft
-from .gather_candidates import end_score, read
-from .numerics import NEG_INF, first_where, masked, probability, row_max
-from .topk_stats import softmax_stats
 
 
 def verify_draft(

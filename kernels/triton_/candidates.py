@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-from .stream import FLOAT_MAX
+from ensemble_decode.kernels.triton_.stream import FLOAT_MAX
 
 NO_CID = tl.constexpr(0x7FFFFFFF)
 """Stands for "no candidate" while candidates are compared: it sorts last."""

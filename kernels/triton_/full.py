@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-from . import launch
-from .full_mean import PARTIALS, SPAN, merged
-from .fuse import ALMOST_ZERO, effective_weights, gate_open, kl_terms
-from .sample import log_tempered
-from .select import NONE, order_key
-from .stream import GROUP
+from ensemble_decode.kernels.triton_ import launch
+from ensemble_decode.kernels.triton_.full_mean import PARTIALS, SPAN, merged
+from ensemble_decode.kernels.triton_.fuse import ALMOST_ZERO, effective_weights, gate_open, kl_terms
+from ensemble_decode.kernels.triton_.sample import log_tempered
+from ensemble_decode.kernels.triton_.select import NONE, order_key
+from ensemble_decode.kernels.triton_.stream import GROUP
 
 STATE = tl.constexpr(launch.FULL_STATE)
 """float32 per row: whether the mean is geometric, its largest log and its sum, the kind of sharpening, the largest mean,

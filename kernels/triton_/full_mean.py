@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-from . import launch
-from .candidates import read_logits
-from .fuse import ALMOST_ZERO, bounded, effective_weights, kl_terms
+from ensemble_decode.kernels.triton_ import launch
+from ensemble_decode.kernels.triton_.candidates import read_logits
+from ensemble_decode.kernels.triton_.fuse import ALMOST_ZERO, bounded, effective_weights, kl_terms
 
 SPAN = tl.constexpr(launch.CANDIDATE_CHUNK)
 """Candidates of one program."""

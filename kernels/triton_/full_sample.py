@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-from .full import STATE
-from .full_mean import SPAN
-from .sample import gumbel
-from .select import INDEX_MASK
+from ensemble_decode.kernels.triton_.full import STATE
+from ensemble_decode.kernels.triton_.full_mean import SPAN
+from ensemble_decode.kernels.triton_.sample import gumbel
+from ensemble_decode.kernels.triton_.select import INDEX_MASK
 
 TILE = tl.constexpr(8192)
 LEAST = tl.constexpr(-2139095041)

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-from .candidates import probability
-from .sample import draw
-from .stream import FLOAT_MAX
+from ensemble_decode.kernels.triton_.candidates import probability
+from ensemble_decode.kernels.triton_.sample import draw
+from ensemble_decode.kernels.triton_.stream import FLOAT_MAX
 
 ALMOST_ZERO = tl.constexpr(-1000.0)
 """exp of anything below is 0 in float32; differences of logits are cut here so that 0 · ∞ never occurs."""

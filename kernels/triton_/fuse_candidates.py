@@ -6,11 +6,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from ensemble_decode.kernels.triton_.fuse import fuse
+from ensemble_decode.kernels.triton_.launch import FINISH_OPTIONS, contiguous, next_power_of_two
+from ensemble_decode.kernels.types import Fused, FuseSettings
 from torch import Tensor
-
-from ..types import Fused, FuseSettings
-from .fuse import fuse
-from .launch import FINISH_OPTIONS, contiguous, next_power_of_two
 
 
 @triton.jit(do_not_specialize=["batch"])

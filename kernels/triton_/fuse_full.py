@@ -13,14 +13,11 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from ..types import FuseSettings, FuseStep, VocabTensors
-from .full import full_decide_kernel, full_normalise_kernel, full_sharpen_kernel
-from .full_mean import full_mean_kernel, full_sums_kernel
-from .full_sample import full_filter_kernel, full_gumbel_kernel
-from .fuse_step import emitted_id, model_statistics
-from .launch import (
+from ensemble_decode.kernels.triton_.full import full_decide_kernel, full_normalise_kernel, full_sharpen_kernel
+from ensemble_decode.kernels.triton_.full_mean import full_mean_kernel, full_sums_kernel
+from ensemble_decode.kernels.triton_.full_sample import full_filter_kernel, full_gumbel_kernel
+from ensemble_decode.kernels.triton_.fuse_step import emitted_id, model_statistics
+from ensemble_decode.kernels.triton_.launch import (
     CANDIDATE_CHUNK,
     CHUNK,
     FINISH_OPTIONS,
@@ -36,8 +33,10 @@ from .launch import (
     stream_of,
     vocab_tables,
 )
-from .select import key_index, pick
-from .stream import launch_stream
+from ensemble_decode.kernels.triton_.select import key_index, pick
+from ensemble_decode.kernels.triton_.stream import launch_stream
+from ensemble_decode.kernels.types import FuseSettings, FuseStep, VocabTensors
+from torch import Tensor
 
 
 @triton.jit(do_not_specialize=["batch", "k"])

@@ -8,12 +8,9 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from ..types import FuseSettings, FuseStep, VocabTensors
-from .candidates import end_score, probability, read_logits, store_cids, union
-from .fuse import fuse
-from .launch import (
+from ensemble_decode.kernels.triton_.candidates import end_score, probability, read_logits, store_cids, union
+from ensemble_decode.kernels.triton_.fuse import fuse
+from ensemble_decode.kernels.triton_.launch import (
     FINISH_OPTIONS,
     contiguous,
     finish_sizes,
@@ -23,8 +20,10 @@ from .launch import (
     stream_of,
     vocab_tables,
 )
-from .select import merge, pick
-from .stream import CHUNK, launch_stream
+from ensemble_decode.kernels.triton_.select import merge, pick
+from ensemble_decode.kernels.triton_.stream import CHUNK, launch_stream
+from ensemble_decode.kernels.types import FuseSettings, FuseStep, VocabTensors
+from torch import Tensor
 
 
 @triton.jit

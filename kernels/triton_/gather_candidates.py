@@ -6,10 +6,9 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from ensemble_decode.kernels.triton_.candidates import candidate_scores
+from ensemble_decode.kernels.triton_.launch import FINISH_OPTIONS, next_power_of_two
 from torch import Tensor
-
-from .candidates import candidate_scores
-from .launch import FINISH_OPTIONS, next_power_of_two
 
 
 @triton.jit

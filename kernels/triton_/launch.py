@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from ensemble_decode.kernels.types import FuseSettings, FuseStep, VocabTensors
 from torch import Tensor
-
-from ..types import FuseSettings, FuseStep, VocabTensors
 
 try:
     import triton

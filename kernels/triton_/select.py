@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-from .stream import FLOAT_MAX, GROUP, LOG2E
+from ensemble_decode.kernels.triton_.stream import FLOAT_MAX, GROUP, LOG2E
 
 LN2 = tl.constexpr(0.6931471805599453)
 NONE = tl.constexpr(-(2**63))

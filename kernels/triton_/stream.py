@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-
-from . import launch
-from .launch import STREAM_OPTIONS, Stream
+from ensemble_decode.kernels.triton_ import launch
+from ensemble_decode.kernels.triton_.launch import STREAM_OPTIONS, Stream
 
 GROUP = tl.constexpr(launch.GROUP)
 GROUPS = tl.constexpr(launch.GROUPS)

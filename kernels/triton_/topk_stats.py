@@ -8,12 +8,11 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from ensemble_decode.kernels.triton_.launch import FINISH_OPTIONS, finish_sizes, selection_scratch, stream_of
+from ensemble_decode.kernels.triton_.select import merge, pick
+from ensemble_decode.kernels.triton_.stream import launch_stream
+from ensemble_decode.kernels.types import TopkStats
 from torch import Tensor
-
-from ..types import TopkStats
-from .launch import FINISH_OPTIONS, finish_sizes, selection_scratch, stream_of
-from .select import merge, pick
-from .stream import launch_stream
 
 
 @triton.jit(do_not_specialize=["k"])

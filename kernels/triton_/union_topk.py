@@ -8,10 +8,9 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
+from ensemble_decode.kernels.triton_.candidates import store_cids, union
+from ensemble_decode.kernels.triton_.launch import FINISH_OPTIONS, next_power_of_two
 from torch import Tensor
-
-from .candidates import store_cids, union
-from .launch import FINISH_OPTIONS, next_power_of_two
 
 
 @triton.jit

@@ -6,13 +6,18 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from ensemble_decode.kernels.triton_.candidates import end_score, probability, read_logits
+from ensemble_decode.kernels.triton_.launch import (
+    FINISH_OPTIONS,
+    finish_sizes,
+    next_power_of_two,
+    selection_scratch,
+    stream_of,
+)
+from ensemble_decode.kernels.triton_.select import merge, pick
+from ensemble_decode.kernels.triton_.stream import launch_stream
+from ensemble_decode.kernels.types import TARGET_END, VerifyDraft
 from torch import Tensor
-
-from ..types import TARGET_END, VerifyDraft
-from .candidates import end_score, probability, read_logits
-from .launch import FINISH_OPTIONS, finish_sizes, next_power_of_two, selection_scratch, stream_of
-from .select import merge, pick
-from .stream import launch_stream
 
 END = tl.constexpr(TARGET_END)
 

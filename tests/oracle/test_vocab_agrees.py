@@ -96,7 +96,7 @@ def test_tokenization_of_any_bytes(name, data):
 @pytest.mark.real
 @pytest.mark.parametrize("demo", ["demo:smollm2", "demo:gemma3"])
 def test_demo_tokenizers(demo):
-    from ensemble_decode.models import load
+    from ensemble_decode.members.transformers.loading import load
 
     loaded = load(demo, device="cpu", dtype="bfloat16")
     size = loaded.model.config.vocab_size

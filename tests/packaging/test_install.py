@@ -21,7 +21,7 @@ NO_COMPILER = {"CC": "false", "CXX": "false", "CUDACXX": "false"}
 
 INSPECT = """
 import importlib, importlib.util, json, sys
-modules = ["ensemble_decode", "ensemble_decode.kernels", "ensemble_decode.kernels.reference", "ensemble_decode.models", "ensemble_decode.cli"]
+modules = ["ensemble_decode", "ensemble_decode.kernels", "ensemble_decode.kernels.reference", "ensemble_decode.members.sources", "ensemble_decode.cli.app"]
 found = {name: importlib.import_module(name).__file__ for name in modules}
 stray = [name for name in ("kernels", "tests", "csrc", "benches", "buildtools") if importlib.util.find_spec(name) is not None]
 print(json.dumps({"found": found, "stray": stray, "path": sys.path}))

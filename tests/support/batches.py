@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import ensemble_decode as ed
-from ensemble_decode.batch import BatchRequest
+from ensemble_decode.decode.requests import BatchRequest
 from support import tiny_models, tokenizers
 
 NAMES = ("gpt2", "llama2")

@@ -9,8 +9,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from ensemble_decode.bench.cost import DEVICES, Settings, cost_of_run
-from ensemble_decode.bench.shapes import ModelShape
+from ensemble_decode.cost.model import DEVICES, Settings, cost_of_run
+from ensemble_decode.cost.shapes import ModelShape
 from ensemble_decode.determination import running
 
 

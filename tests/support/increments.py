@@ -1,6 +1,6 @@
 """Incremental ids held against encoding everything."""
 
-from ensemble_decode.text import IncrementalTokens
+from ensemble_decode.vocab.text import IncrementalTokens
 
 
 def common(one, other):

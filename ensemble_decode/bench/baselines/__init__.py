@@ -4,8 +4,8 @@ No code of others is in here. Every baseline gets the same weights, dtype, threa
 that what differs is the way of decoding.
 """
 
-from .generate import AssistedGenerate, TransformersGenerate
-from .segments import UncachedSegments
-from .unite import DictionaryUniTE
+from ensemble_decode.bench.baselines.generate import AssistedGenerate, TransformersGenerate
+from ensemble_decode.bench.baselines.segments import UncachedSegments
+from ensemble_decode.bench.baselines.unite import DictionaryUniTE
 
 __all__ = ["AssistedGenerate", "DictionaryUniTE", "TransformersGenerate", "UncachedSegments"]

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from ...models import LoadedModel
-from ..subjects import Event, Spent
-from .common import ForwardClocks, cache_bytes, only_text
+from ensemble_decode.bench.baselines.common import ForwardClocks, cache_bytes, only_text
+from ensemble_decode.bench.subjects import Event, Spent
+from ensemble_decode.members.sources import LoadedModel
 
 
 class _Watch(StoppingCriteria):

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from transformers import GenerationConfig
 
-from ...common_prefix import common_prefix
-from ...methods.specfuse_trim import trim_word
-from ...models import LoadedModel
-from ..subjects import Event, Spent
-from .common import ForwardClocks, only_text
+from ensemble_decode.bench.baselines.common import ForwardClocks, only_text
+from ensemble_decode.bench.subjects import Event, Spent
+from ensemble_decode.members.sources import LoadedModel
+from ensemble_decode.methods.specfuse.trim import trim_word
+from ensemble_decode.vocab.common_prefix import common_prefix
 
 
 class _Session:

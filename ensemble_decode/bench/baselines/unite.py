@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from ...body import cache_argument
-from ...common_prefix import common_prefix
-from ...models import LoadedModel
-from ..subjects import Event, Spent
-from .common import ForwardClocks, cache_bytes, special_ids
+from ensemble_decode.bench.baselines.common import ForwardClocks, cache_bytes, special_ids
+from ensemble_decode.bench.subjects import Event, Spent
+from ensemble_decode.members.sources import LoadedModel
+from ensemble_decode.members.transformers.body import cache_argument
+from ensemble_decode.vocab.common_prefix import common_prefix
 
 
 class _Strings:

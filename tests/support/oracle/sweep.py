@@ -42,7 +42,7 @@ def fingerprint(model, tokenizer) -> str:
 
 def load_demo() -> list:
     """Both demo models in float32 on the CPU, as (model, tokenizer)."""
-    from ensemble_decode.models import load_all
+    from ensemble_decode.members.transformers.loading import load_all
 
     return [(m.model, m.tokenizer) for m in load_all(MODELS, devices="cpu", dtypes="float32")]
 

@@ -1,0 +1,1 @@
+"""The command ``ensemble-decode``: one file per subcommand."""

@@ -1,0 +1,1 @@
+"""What decoding costs, from bytes and operations: time per token, and what fits into memory."""

@@ -1,0 +1,1 @@
+"""What an ensemble asks of a model, and who answers."""

@@ -1,0 +1,91 @@
+"""How much memory the caches may take: from what the user says to a limit per model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ensemble_decode.errors import InputError
+
+if TYPE_CHECKING:
+    from ensemble_decode.members.transformers.runner import Runner
+
+GPU_SHARE, HOST_SHARE = 0.8, 0.5  # of what is free, where nothing is said
+_UNITS = {"": 1, "B": 1} | {
+    f"{letter}{i}{b}": (1024 if i else 1000) ** power
+    for power, letter in enumerate("KMGT", 1)
+    for i in ("", "i")
+    for b in ("", "B")
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?|%)\s*", re.IGNORECASE)
+
+
+def parse_memory(memory: int | float | str) -> int | float:
+    """Bytes (int), or a share of what is free (float in (0, 1]): from ``8 * 2**30``, ``"8GiB"``, ``"500MB"``, ``0.5`` or ``"50%"``."""
+    if isinstance(memory, str):
+        match = _SIZE.fullmatch(memory)
+        units = {unit.lower(): size for unit, size in _UNITS.items()} | {"%": -1}
+        if match is None or match[2].lower() not in units:
+            raise InputError(f"memory {memory!r}: give bytes, a size such as 8GiB or 500MB, or a share such as 50%")
+        memory = float(match[1]) / 100 if match[2] == "%" else int(float(match[1]) * units[match[2].lower()])
+    if isinstance(memory, bool) or not memory > 0 or (isinstance(memory, float) and memory > 1):
+        raise InputError(
+            f"memory must be a positive number of bytes, or a share of the free memory up to 1; got {memory!r}"
+        )
+    return memory
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that are free on a device: of a GPU as its driver says, of the host within its control group's limit."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    return min(_available(), _left_in_group())
+
+
+def _available() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError as error:
+        raise InputError(f"memory: this system does not say how much is free ({error}); give it in bytes") from error
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+
+
+def _left_in_group() -> int:
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
+        except (OSError, ValueError):  # another kind of group, or no limit ("max")
+            continue
+    return 2**62
+
+
+def cache_limits(runners: Sequence[Runner], memory: int | float | str | None) -> list[int]:
+    """Bytes that each model's cache may take.
+
+    An amount is shared out over all models, a share is taken of each device's free memory (what the caches hold now counts as
+    free) and shared out over the models there; so that every model's cache holds about as many tokens.
+    """
+    wanted = None if memory is None else parse_memory(memory)
+    if isinstance(wanted, int):
+        return _split(wanted, [runner.cache.bytes_per_token for runner in runners])
+    limits = [0] * len(runners)
+    for device in dict.fromkeys(runner.device for runner in runners):
+        there = [m for m, runner in enumerate(runners) if runner.device == device]
+        share = wanted if wanted is not None else GPU_SHARE if device.type == "cuda" else HOST_SHARE
+        held = sum(runners[m].cache.bytes_allocated for m in there)
+        parts = _split(int(share * (free_memory(device) + held)), [runners[m].cache.bytes_per_token for m in there])
+        for m, part in zip(there, parts, strict=True):
+            limits[m] = part
+    return limits
+
+
+def _split(amount: int, sizes: Sequence[int]) -> list[int]:
+    return [max(1, amount * size // sum(sizes)) for size in sizes]

@@ -1,0 +1,1 @@
+"""Hugging Face models as members: ragged forwards over one cache of slots."""

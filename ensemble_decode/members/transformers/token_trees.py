@@ -1,0 +1,185 @@
+"""Several continuations of one row in one forward: a tree behind its cached tokens, of which one path may stay.
+
+The tree's keys and values lie in the row's own slot, behind its cached tokens, so the prefix is neither copied nor run
+again; a mask gives every node the cached tokens before its fork and its own ancestors (docs/specfuse.md has the measurement).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from ensemble_decode.errors import ContextError, InputError
+from ensemble_decode.members.transformers import packing
+from ensemble_decode.members.transformers.buckets import Buckets
+from ensemble_decode.members.transformers.kv_cache import SlotCache
+
+
+@dataclass
+class Tree:
+    """Continuations of one row; those that begin alike share nodes.
+
+    Node n holds ``ids[n]`` at text position ``positions[n]``; it sees the row's first ``forks[n]`` cached tokens, then its
+    ancestors; ``parents[n]`` is the last of them, −1 where a cached token comes before. ``wanted``: nodes whose logits are read.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    forks: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+    _nodes: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    _rows: dict[int, int] = field(default_factory=dict)
+
+    def add(self, fork: int, ids: Sequence[int]) -> list[int]:
+        """The nodes of a path that continues the first ``fork`` cached tokens by ``ids``."""
+        path: list[int] = []
+        parent = -1
+        for depth, token in enumerate(ids):
+            key = (fork, parent, token)
+            node = self._nodes.get(key)
+            if node is None:
+                node = self._nodes[key] = len(self.ids)
+                self.ids.append(token)
+                self.parents.append(parent)
+                self.forks.append(fork)
+                self.positions.append(fork + depth)
+            path.append(node)
+            parent = node
+        return path
+
+    def want(self, node: int) -> int:
+        """Ask for the logits behind a node; which of the tree's rows of logits they are."""
+        row = self._rows.get(node)
+        if row is None:
+            row = self._rows[node] = len(self.wanted)
+            self.wanted.append(node)
+        return row
+
+
+class TreeMask:
+    """Which keys of its slot every query of a group sees, for groups whose rows are trees.
+
+    ``trunks`` ``[rows]``: cached tokens before each tree. ``forks``, ``positions`` ``[rows, queries]`` and ``ancestors`` bool
+    ``[rows, queries, queries]`` as in ``Tree``. Padded queries see the cached tokens alone.
+    """
+
+    def __init__(self, trees: Sequence[Tree], trunks: Sequence[int], queries: int, device: torch.device):
+        rows = len(trees)
+        forks = np.repeat(np.asarray(trunks, np.int64)[:, None], queries, axis=1)
+        positions = forks.copy()
+        ancestors = np.zeros((rows, queries, queries), bool)
+        for r, tree in enumerate(trees):
+            count = len(tree.ids)
+            forks[r, :count], positions[r, :count] = tree.forks, tree.positions
+            for node, parent in enumerate(tree.parents):
+                if parent >= 0:
+                    ancestors[r, node] = ancestors[r, parent]
+                ancestors[r, node, node] = True
+        self._trunks = torch.tensor(list(trunks), dtype=torch.int64).to(device)
+        self._forks, self._positions = torch.from_numpy(forks).to(device), torch.from_numpy(positions).to(device)
+        self._ancestors = torch.from_numpy(ancestors).to(device)
+
+    def visible(self, keys: int, window: int | None) -> torch.Tensor:
+        """bool ``[rows, queries, keys]``; a sliding window counts text positions, not places in the slot."""
+        rows, queries = self._forks.shape
+        key = torch.arange(keys, device=self._forks.device).expand(rows, -1)
+        node = key - self._trunks[:, None]
+        inside = (node >= 0) & (node < queries)
+        node = node.clamp(0, queries - 1)
+        related = self._ancestors.gather(2, node[:, None].expand(-1, queries, -1)) & inside[:, None]
+        seen = (key[:, None] < self._forks[:, :, None]) | related
+        if window is not None:
+            at = torch.where(inside, self._positions.gather(1, node), key)
+            seen &= at[:, None] > self._positions[:, :, None] - window
+        return seen
+
+
+def forwards(
+    slots: Sequence[int], trees: Sequence[Tree], cache: SlotCache, limit: int, context_length: int, name: str
+) -> list[list[packing.Piece]]:
+    """Which trees run together: all in one forward, or in several of about ``limit`` tokens. Makes room in the cache."""
+    if len(slots) != len(trees) or len(set(slots)) != len(slots):
+        raise InputError(f"{name}: {len(trees)} trees need as many slots, each once; got {list(slots)}")
+    pieces, room = [], 0
+    for row, (slot, tree) in enumerate(zip(slots, trees, strict=True)):
+        trunk = cache.length(slot)
+        if max(tree.forks, default=0) > trunk:
+            raise InputError(f"{name}: row {row} forks at {max(tree.forks)}, its slot {slot} holds {trunk} tokens")
+        if max(tree.positions, default=-1) >= context_length:
+            raise ContextError(
+                f"{name}: row {row} (slot {slot}) would have {max(tree.positions) + 1} tokens, the context length is "
+                f"{context_length}"
+            )
+        if tree.ids:
+            pieces.append(packing.Piece(row, slot, trunk, 0, len(tree.ids)))
+            room = max(room, trunk + len(tree.ids))
+    if cache.max_length is not None:  # the limit is one of the text; a tree lies flat behind it
+        cache.max_length = max(cache.max_length, room)
+    cache.grow(length=room)
+    for piece in pieces:
+        cache.touch(piece.slot, piece.end)
+    out: list[list[packing.Piece]] = []
+    held = limit
+    for piece in pieces:
+        if held + piece.count > limit:
+            out.append([])
+            held = 0
+        out[-1].append(piece)
+        held += piece.count
+    return [sorted(part, key=lambda piece: piece.slot) for part in out]
+
+
+def build(
+    pieces: Sequence[packing.Piece],
+    trees: Sequence[Tree],
+    *,
+    heads: Sequence[int],
+    cache: SlotCache,
+    buckets: Buckets,
+    device: torch.device,
+) -> tuple[packing.Step, dict[int, int]]:
+    """The forward of some trees and, per row, the packed index of its first node."""
+    step, places = packing.build(
+        pieces,
+        [tree.ids for tree in trees],
+        heads=heads,
+        slots_allocated=cache.slots,
+        capacity=cache.capacity,
+        buckets=buckets,
+        device=device,
+    )
+    positions = np.zeros(step.ids.shape[1], np.int64)
+    for piece in pieces:
+        positions[places[piece.row] : places[piece.row] + piece.count] = trees[piece.row].positions
+    step.positions = torch.from_numpy(positions[None]).to(device)
+    for group, part in zip(step.groups, packing.similar(pieces), strict=True):
+        group.aligned = False
+        group.tree = TreeMask([trees[p.row] for p in part], [p.start for p in part], group.queries, device)
+    step.stores = cache.layers
+    return step, places
+
+
+def keep(slots: Sequence[int], trees: Sequence[Tree], paths: Sequence[Sequence[int]], cache: SlotCache) -> None:
+    """Make one path of each tree part of its row: cut the row at the path's fork and move the path's keys and values there.
+
+    Valid until a slot is extended again. All rows move in one gather and one scatter per layer.
+    """
+    taken: list[int] = []
+    where: list[int] = []
+    home: list[int] = []
+    for slot, tree, path in zip(slots, trees, paths, strict=True):
+        trunk, fork = cache.length(slot), tree.forks[path[0]]
+        home += [slot] * len(path)
+        taken += [trunk + node for node in path]
+        where += range(fork, fork + len(path))
+        cache.rollback(slot, fork)
+        cache.advance(slot, len(path), [tree.ids[node] for node in path])
+    device = cache.device
+    slot_index, source, target = (torch.tensor(x, dtype=torch.int64).to(device) for x in (home, taken, where))
+    for layer in cache.layers:
+        for store in (layer.keys, layer.values):
+            store[slot_index, :, target] = store[slot_index, :, source]

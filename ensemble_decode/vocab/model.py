@@ -1,0 +1,191 @@
+"""The vocabulary of one model: bytes of its ids, what it may emit, and how it spells any bytes."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ensemble_decode.errors import TokenizerError
+from ensemble_decode.vocab.disk_cache import contents_digest
+from ensemble_decode.vocab.encoders import TextEncoder, text_encoder
+from ensemble_decode.vocab.restart import restart_rule
+from ensemble_decode.vocab.spelling import Speller
+from ensemble_decode.vocab.token_bytes import TokenTable, read_token_table, rust_tokenizer
+
+_SAMPLES = (
+    "Hello, world! It's 12345 o'clock.\n\n  def f(x):\n\treturn x  # naive",
+    "Größe, éclair, 你好，世界。 こんにちは 😀 привет \u202bשלום\u202c",
+    "a  b   c\r\nd\te\n\n\nf 'll 've 3.14 <b>x</b> {\"k\": [1, 2]}",
+)
+
+
+# A tokenizer may lack these bytes and still be used, as some published ones do: control characters, and bytes that the
+# UTF-8 of no assigned character holds. Candidates that hold one are then left out for every model (`AlignedVocab`).
+DISPENSABLE = frozenset([*(set(range(0x20)) - {0x09, 0x0A, 0x0D}), 0x7F, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF4, 0x100)])
+
+
+class Source:
+    """A tokenizer and what belongs to its model, before anything is read from it.
+
+    ``size``: rows of the head or None for the tokenizer's own; ``eos_ids``: sorted, the tokenizer's own included.
+    """
+
+    def __init__(self, tokenizer: Any, size: int | None, eos_ids: Iterable[int], name: str):
+        self.tokenizer, self.name = tokenizer, name
+        self.size = None if size is None else int(size)
+        own = getattr(tokenizer, "eos_token_id", None)
+        self.eos_ids = tuple(sorted({*map(int, eos_ids), *([] if own is None else [int(own)])}))
+        self.bos_id: int | None = getattr(tokenizer, "bos_token_id", None)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the tokenizer's contents, the head's size and the EOS ids."""
+        parts = [contents_digest(self.tokenizer, self.name), self.size, self.eos_ids]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+class ModelVocab:
+    """Ids and bytes of one model.
+
+    ``size``: rows of the head, ``V_m``. ``token_bytes``: list of ``size`` byte strings, ``b""`` where an id adds no
+    bytes. ``eos_ids``: sorted ids that mean END; they have no bytes. ``allowed``: bool ``[size]``, the ids with bytes
+    and the EOS ids. ``bos_id``: the tokenizer's BOS or None. ``unspellable``: the bytes (of `DISPENSABLE`) that the
+    tokenizer has no token for; `encode` refuses data that holds one. ``name``: what errors call the model.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        table: TokenTable,
+        size: int,
+        encoder: TextEncoder,
+        canonical: Iterable[int] | None = None,
+    ):
+        name, eos_ids = source.name, source.eos_ids
+        self.name, self.size, self.eos_ids, self.bos_id = name, size, eos_ids, source.bos_id
+        self.family = table.family
+        pieces = (table.pieces + [b""] * (size - len(table.pieces)))[:size]
+        for index in eos_ids:
+            pieces[index] = b""
+        self.token_bytes = pieces
+        self.allowed = np.fromiter(map(bool, pieces), dtype=bool, count=size)
+        self.allowed[list(eos_ids)] = True
+        self.exact, self.canonical = self._exact_ids(encoder, canonical)
+        self.unspellable = frozenset(byte for byte in range(256) if bytes([byte]) not in self.exact)
+        missing = sorted(self.unspellable - DISPENSABLE)
+        if missing:
+            shown = ", ".join(f"0x{byte:02X}" for byte in missing[:8]) + (", ..." if len(missing) > 8 else "")
+            raise TokenizerError(
+                f"{name}: its {table.family} tokenizer has no token for {len(missing)} of the 256 bytes ({shown}); "
+                "right is a tokenizer that can spell any bytes (byte-level, or with byte fallback)"
+            )
+        self.speller = Speller(encoder, pieces, self.exact, name)
+        self.restart = restart_rule(encoder, table)
+        self.source = source
+
+    def _exact_ids(self, encoder: TextEncoder, canonical: Iterable[int] | None) -> tuple[dict[bytes, int], list[int]]:
+        """The id of each byte string; of several, the one the tokenizer itself produces, else the lowest.
+
+        Also the ids that were so preferred to a lower one; ``canonical``: those ids where they are known.
+        """
+        exact: dict[bytes, int] = {}
+        twins: dict[bytes, list[int]] = {}
+        for index, piece in enumerate(self.token_bytes):
+            if not piece:
+                continue
+            first = exact.setdefault(piece, index)
+            if first != index:
+                twins.setdefault(piece, [first]).append(index)
+        if canonical is None:
+            canonical = []
+            for piece, ids in twins.items():
+                try:
+                    own = encoder.encode(piece.decode())
+                except UnicodeDecodeError:
+                    continue
+                if len(own) == 1 and own[0] in ids[1:]:
+                    canonical.append(own[0])
+        canonical = list(canonical)
+        exact.update((self.token_bytes[index], index) for index in canonical)
+        return exact, canonical
+
+    def encode(self, data: bytes) -> list[int]:
+        """``T_m(data)``: the model's own tokenization of generated bytes; its bytes are ``data``, always.
+
+        Raises `InputError` where ``data`` holds a byte that the model cannot spell.
+        """
+        return self.speller.encode(data)
+
+    def encode_many(self, items: Sequence[bytes]) -> list[list[int]]:
+        """``T_m`` of each item."""
+        return self.speller.encode_many(items)
+
+    def decode(self, ids: Iterable[int]) -> bytes:
+        """The bytes that ``ids`` add to the text."""
+        return b"".join([self.token_bytes[index] for index in ids])
+
+    def restricted(self, allowed: np.ndarray) -> ModelVocab:
+        """The same vocabulary with other ids allowed; bool ``[size]``."""
+        other = copy.copy(self)
+        other.allowed = allowed
+        return other
+
+    def fingerprint(self) -> str:
+        """A hash of the tokenizer's contents, the head's size and the EOS ids."""
+        return self.source.fingerprint
+
+    @classmethod
+    def build(
+        cls, tokenizer: Any, size: int | None = None, eos_ids: Iterable[int] = (), name: str = "model 0"
+    ) -> ModelVocab:
+        """Read a tokenizer (a fast tokenizer of transformers, a ``tokenizers.Tokenizer`` or a tiktoken encoding).
+
+        ``size``: rows of the model's head; rows past the tokenizer's ids have no bytes. ``eos_ids``: further EOS ids,
+        as the generation config lists them. Raises `TokenizerError` where the family is unknown, a byte cannot be
+        spelled or a round trip shows that the bytes were read wrongly.
+        """
+        return cls.from_source(Source(tokenizer, size, eos_ids, name))
+
+    @classmethod
+    def from_source(cls, source: Source) -> ModelVocab:
+        """Build from a tokenizer and what belongs to it."""
+        return cls._build(source, read_token_table(source.tokenizer, source.name), None)
+
+    @classmethod
+    def restore(cls, source: Source, pieces: list[bytes], canonical: Iterable[int]) -> ModelVocab:
+        """Build where the bytes of every id, and the preferred ones among twins, are known from before."""
+        return cls._build(source, read_token_table(source.tokenizer, source.name, pieces), canonical)
+
+    @classmethod
+    def _build(cls, source: Source, table: TokenTable, canonical: Iterable[int] | None) -> ModelVocab:
+        name, eos, pieces = source.name, source.eos_ids, table.pieces
+        size = len(pieces) if source.size is None else source.size
+        if eos and (eos[0] < 0 or eos[-1] >= size):
+            raise TokenizerError(f"{name}: EOS ids {list(eos)} must lie in 0..{size - 1}, the rows of the model's head")
+        spelled = {i for i in table.added if i < min(size, len(pieces)) and i not in eos and pieces[i]}
+        encoder = text_encoder(source.tokenizer, table, spelled.__contains__, name)
+        vocab = cls(source, table, size, encoder, canonical)
+        vocab.verify(rust_tokenizer(source.tokenizer))
+        return vocab
+
+    def sample_ids(self) -> list[int]:
+        """The ids of the sample texts, which tell a tokenizer that changed from the one that was stored."""
+        return [index for sample in _SAMPLES for index in self.encode(sample.encode())]
+
+    def verify(self, rust: Any) -> None:
+        """Encode and decode sample texts; a family that was recognised wrongly shows here."""
+        for sample in _SAMPLES:
+            ids = self.encode(sample.encode())
+            if self.decode(ids) != sample.encode():
+                raise TokenizerError(f"{self.name}: its {self.family} tokenizer does not spell {sample!r} back")
+            if rust is not None and (text := rust.decode(ids, skip_special_tokens=False)) != sample:
+                raise TokenizerError(
+                    f"{self.name}: read as {self.family}, its tokens spell {sample!r}, but the tokenizer itself "
+                    f"decodes them to {text!r}; its family is not one of those this package reads"
+                )

@@ -1,0 +1,292 @@
+"""Jobs from file to file: killed at random moments, with bad lines, strict, from the command line."""
+
+import io
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from support import batches, tiny_models
+
+import ensemble_decode as ed
+from ensemble_decode.batch.fields import Defaults
+from ensemble_decode.batch.job import Job, run_local
+from ensemble_decode.cli import app as cli
+
+BATCH = 4
+
+
+class Silent:
+    def note(self, text):
+        pass
+
+    def progress(self, done, lines, counts):
+        pass
+
+
+def job(path: Path, output: str = "out.jsonl", **options) -> Job:
+    return Job(
+        path, path.with_name(output), list(batches.NAMES), **{"batch_size": BATCH, "max_new_tokens": 8} | options
+    )
+
+
+def run(job: Job):
+    return run_local(job, batches.pair, Silent())
+
+
+def results(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def test_every_line_has_one_result_and_it_is_what_its_prompt_gives_alone(tmp_path):
+    path = batches.write_lines(tmp_path / "in.jsonl", 40)
+    summary = run(job(path, ids=True))
+    lines, told = path.read_text().split("\n")[:-1], results(tmp_path / "out.jsonl")
+    assert [one["line"] for one in told] == list(range(1, 41))
+    assert summary.rows == 40
+    bad = 0
+    for line, one in zip(lines, told, strict=True):
+        if one["error_kind"] in ("line", "prompt", "field"):
+            bad += 1
+            continue
+        fields = json.loads(line)
+        assert {key: one[key] for key in fields} == fields
+        method = ed.SAFE(draft_length=3) if fields.get("method") == "safe" else ed.UniTE()
+        (done,) = batches.pair().generate(
+            [fields.get("prompt") or fields["messages"]],
+            method=method,
+            max_new_tokens=fields["max_new_tokens"],
+            stop=fields.get("stop"),
+        )
+        assert (one["text"], one["token_ids"], one["finish_reason"]) == (done.text, done.token_ids, done.finish_reason)
+        assert one["stats"]["rounds"] == done.stats.rounds
+    assert bad == 8
+    assert sum(summary.errors.values()) == bad
+    run_ = summary.this_run
+    assert run_["tokens"] == sum(len(one["token_ids"]) for one in told)
+    assert [model["name"] for model in run_["models"]] == list(batches.NAMES)
+    assert run_["cache_peak_bytes"] <= run_["cache_limit_bytes"]
+    parts = run_["seconds_forward"] + run_["seconds_fusion"] + run_["seconds_host"]
+    assert 0.3 * run_["seconds"] < parts <= run_["seconds"]
+
+
+def _killed_once(one: Job, started: Path, delay: float) -> bool:
+    """Run a job in a process of its own and kill it after a while; whether it was still running then."""
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+
+        class Noting(Silent):
+            def progress(self, done, lines, counts):
+                with started.open("a") as file:
+                    file.write(f"{os.getpid()} {counts.rows}\n")
+
+        try:
+            run_local(one, batches.pair, Noting())
+        finally:
+            os._exit(0)
+    time.sleep(delay)
+    os.kill(child, signal.SIGKILL)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def _kill_often(tmp_path: Path, lines: int, kills: int, seed: int) -> None:
+    path = batches.write_lines(tmp_path / "in.jsonl", lines, seed=seed)
+    began = time.monotonic()
+    run(job(path, "whole.jsonl"))
+    usual = time.monotonic() - began
+    draw, done, journal = random.Random(seed), 0, tmp_path / "journal"
+    # Where a machine is faster than just now, the job is complete before it was killed so often: another attempt then.
+    for attempt in range(kills):
+        output = tmp_path / f"out{attempt}.jsonl"
+        while done < kills and not output.exists():
+            done += _killed_once(job(path, output.name), journal, draw.uniform(0, 2 * usual / kills))
+        run(job(path, output.name))
+        assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+        assert not output.with_name(output.name + ".part").exists()
+        # each killed run may lose the rows that ran, and those that ended with them and were not on the disk yet
+        finished: dict[str, int] = {}
+        for record in journal.read_text().splitlines() if journal.exists() else ():
+            process, rows = record.split()
+            finished[process] = int(rows)
+        assert sum(finished.values()) <= (attempt + 1) * lines + done * 2 * BATCH
+        if done >= kills:
+            break
+    assert done >= kills
+    assert [one["line"] for one in results(tmp_path / "whole.jsonl")] == list(range(1, lines + 1))
+
+
+def test_killed_again_and_again_the_output_is_the_same(tmp_path):
+    _kill_often(tmp_path, lines=60, kills=20, seed=3)
+
+
+@pytest.mark.slow
+def test_killed_from_outside_sixty_times(tmp_path):
+    _kill_often(tmp_path, lines=600, kills=60, seed=4)
+
+
+def test_interrupted_the_finished_rows_are_kept(tmp_path):
+    path = batches.write_lines(tmp_path / "in.jsonl", 40)
+
+    class Interrupting(Silent):
+        def progress(self, done, lines, counts):
+            if counts.rows >= 12:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_local(job(path), batches.pair, Interrupting())
+    notes = []
+
+    class Noting(Silent):
+        def note(self, text):
+            notes.append(text)
+
+    summary = run_local(job(path), batches.pair, Noting())
+    assert any("going on" in note for note in notes)
+    assert summary.rows == 40
+    assert summary.this_run["rows"] <= 40 - 8 - 12
+    assert run(job(path)).this_run is None
+
+
+def test_a_sampled_job_goes_on_with_the_seed_it_began_with(tmp_path):
+    path = batches.write_lines(tmp_path / "in.jsonl", 30)
+    hot = Defaults(sampling=ed.Sampling(temperature=1.0))
+
+    class Interrupting(Silent):
+        def progress(self, done, lines, counts):
+            if counts.rows >= 8:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_local(job(path, defaults=hot), batches.pair, Interrupting())
+    run(job(path, defaults=hot))
+    seed = json.loads((tmp_path / "out.jsonl.manifest").read_text().splitlines()[0])["job"]["seed"]
+    run(job(path, "again.jsonl", defaults=Defaults(sampling=ed.Sampling(temperature=1.0, seed=seed))))
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "again.jsonl").read_bytes()
+
+
+def test_strict_stops_at_a_bad_line_before_any_model_is_loaded(tmp_path):
+    path = batches.write_lines(tmp_path / "in.jsonl", 30)
+    with pytest.raises(ed.InputError, match=r"line 5: "):
+        run_local(job(path, strict=True), lambda: pytest.fail("loaded"), Silent())
+    assert not (tmp_path / "out.jsonl").exists()
+    path.write_text(json.dumps({"prompt": "a"}) + "\n" + json.dumps({"prompt": "the cat " * 600}) + "\n")
+    with pytest.raises(ed.InputError, match=r"line 2: the prompt has .* tokens in model"):
+        run(job(path, "long.jsonl", strict=True))
+
+
+def test_input_and_output_are_two_files(tmp_path):
+    path = batches.write_lines(tmp_path / "in.jsonl", 3)
+    with pytest.raises(ed.InputError, match="same file"):
+        run(job(path, "in.jsonl"))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_empty_and_one_line_files(tmp_path, count):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt": "a"}' * count)  # no newline at the end
+    assert run(job(path)).rows == count
+    assert len(results(tmp_path / "out.jsonl")) == count
+
+
+# -- command line ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    home = tmp_path_factory.mktemp("tiny")
+    first = tiny_models.save_tiny(home / "first", "llama", "llama3", seed=1)
+    second = tiny_models.save_tiny(home / "second", "gpt2", "gpt2", seed=2)
+    return ["--model", str(first), "--model", str(second), "--device", "cpu", "--dtype", "float32"]
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("ENSEMBLE_DECODE_HOME", str(tmp_path / "home"))
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["ensemble-decode", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        captured = capsys.readouterr()
+        return stopped.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def test_the_command_runs_a_job_and_reports_it(command, models, tmp_path):
+    path = batches.write_lines(tmp_path / "in.jsonl", 20)
+    options = ["--method", "safe", "--draft-length", "3", "--batch-size", "4", "--memory", "64MiB", "--ids", "-n", "6"]
+    code, out, err = command("batch", path, tmp_path / "out.jsonl", *models, *options, "--json")
+    assert code == 0, err
+    summary = json.loads(out)
+    assert (summary["rows"], summary["complete"]) == (20, True)
+    assert summary["errors"] == {
+        kind: sum(one["error_kind"] == kind for one in results(tmp_path / "out.jsonl")) for kind in summary["errors"]
+    }
+    assert summary["this_run"]["cache_limit_bytes"] <= 64 << 20
+    assert "20/20 rows" in err  # plain lines where there is no terminal
+    assert "tokens/s" in err
+    library = ed.Ensemble.load([models[1], models[3]], devices="cpu", dtype="float32", cache_dir=None)
+    one = next(
+        one
+        for one in results(tmp_path / "out.jsonl")
+        if one["error"] is None and "method" not in one and "prompt" in one
+    )
+    (done,) = library.generate([one["prompt"]], method=ed.SAFE(draft_length=3), max_new_tokens=one["max_new_tokens"])
+    assert (one["text"], one["token_ids"]) == (done.text, done.token_ids)
+    code, out, err = command("batch", path, tmp_path / "out.jsonl", *models, *options)
+    assert code == 0
+    assert "20 rows" in out
+    assert "nothing was left to do" in out
+    code, _, err = command("batch", path, tmp_path / "out.jsonl", *models, *options, "--top-k", "3")
+    assert code == 2
+    assert "options" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["in.jsonl", "out.jsonl"], "no model given"),
+        (["in.jsonl", "out.txt", "-m", "x"], "the name must end in"),
+        (["no.jsonl", "out.jsonl", "-m", "x"], "cannot be read"),
+        (["in.jsonl", "out.jsonl", "-m", "x", "--engine", "spark"], "there are local, ray"),
+        (["in.jsonl", "out.jsonl", "-m", "x", "--workers", "2"], "options of --engine ray"),
+        (["in.jsonl", "out.jsonl", "-m", "x", "--order", "random"], "--order"),
+        (["in.jsonl", "out.jsonl", "-m", "x", "--chat", "none"], "--chat"),
+        (["in.jsonl", "out.jsonl", "-m", "x", "--memory", "lots"], "memory 'lots'"),
+        (["in.jsonl", "out.jsonl", "-m", "x", "--strict"], "line 5"),
+        (["in.jsonl", "out.jsonl", "-m", "x", "--draft-length", "3"], "--draft-length is an option of --method safe"),
+    ],
+)
+def test_wrong_usage_is_told_before_models_are_loaded(command, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    batches.write_lines(tmp_path / "in.jsonl", 10)
+    code, _, err = command("batch", *arguments)
+    assert code == 2
+    assert message in " ".join(err.split())
+
+
+@pytest.mark.slow
+def test_the_command_itself_killed_and_run_again(models, tmp_path):
+    path = batches.write_lines(tmp_path / "in.jsonl", 150)
+    line = [Path(sys.executable).with_name("ensemble-decode"), "batch", path]
+    options = [*models, "-n", "6", "--batch-size", "4"]
+    subprocess.run([*line, tmp_path / "whole.jsonl", *options], check=True, capture_output=True)
+    killed = 0
+    while not (tmp_path / "out.jsonl").exists() and killed < 8:
+        process = subprocess.Popen([*line, tmp_path / "out.jsonl", *options], stderr=subprocess.PIPE, text=True)
+        process.stderr.readline()
+        process.kill()
+        process.wait()
+        killed += 1
+    subprocess.run([*line, tmp_path / "out.jsonl", *options], check=True, capture_output=True)
+    assert killed >= 3
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
