@@ -13,7 +13,7 @@ from ensemble_decode.bench.setup import Bench, prompts
 from ensemble_decode.bench.subjects import MethodSubject, Subject, endless
 from ensemble_decode.cost.shapes import ModelShape
 from ensemble_decode.ensemble import Ensemble
-from ensemble_decode.members.sources import LoadedModel
+from ensemble_decode.members.transformers.loading import LoadedModel
 from ensemble_decode.methods import Single, SpecFuse, UniTE
 
 VOCABULARIES = (32_000, 65_536, 131_072, 262_144)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ensemble_decode.decode.sequence import Row
 from ensemble_decode.ensemble import Ensemble
-from ensemble_decode.members.sources import LoadedModel
+from ensemble_decode.members.transformers.loading import LoadedModel
 from ensemble_decode.methods import Method
 from ensemble_decode.sampling import Sampling
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from ensemble_decode.members.sources import LoadedModel
 from ensemble_decode.members.transformers.few_rows import helps, use_few_rows_linear
+from ensemble_decode.members.transformers.loading import LoadedModel
 
 
 def prepare(loaded: Sequence[LoadedModel]) -> None:

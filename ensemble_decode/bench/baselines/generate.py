@@ -11,7 +11,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from ensemble_decode.bench.baselines.common import ForwardClocks, cache_bytes, only_text
 from ensemble_decode.bench.subjects import Event, Spent
-from ensemble_decode.members.sources import LoadedModel
+from ensemble_decode.members.transformers.loading import LoadedModel
 
 
 class _Watch(StoppingCriteria):

@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 
 from ensemble_decode.bench.baselines.common import ForwardClocks, only_text
 from ensemble_decode.bench.subjects import Event, Spent
-from ensemble_decode.members.sources import LoadedModel
+from ensemble_decode.members.transformers.loading import LoadedModel
 from ensemble_decode.methods.specfuse.trim import trim_word
 from ensemble_decode.vocab.common_prefix import common_prefix
 

@@ -18,8 +18,8 @@ from transformers import DynamicCache
 
 from ensemble_decode.bench.baselines.common import ForwardClocks, cache_bytes, special_ids
 from ensemble_decode.bench.subjects import Event, Spent
-from ensemble_decode.members.sources import LoadedModel
 from ensemble_decode.members.transformers.body import cache_argument
+from ensemble_decode.members.transformers.loading import LoadedModel
 from ensemble_decode.vocab.common_prefix import common_prefix
 
 

@@ -9,7 +9,7 @@ from ensemble_decode.members.transformers import few_rows as few_rows_module
 from ensemble_decode.members.transformers.few_rows import few_rows, few_rows_linear, in_blocks, use_few_rows_linear
 from ensemble_decode.members.transformers.runner import Runner
 
-native = pytest.mark.skipif(not few_rows.runs_native(), reason="the C++ extension has no such loop here")
+native = pytest.mark.skipif(not few_rows_module.runs_native(), reason="the C++ extension has no such loop here")
 
 
 CPU = torch.device("cpu")
@@ -87,7 +87,7 @@ def test_without_the_loop_blocks_do_the_work(monkeypatch):
     assert calls == []
     extension.set_isa("plain")
     try:
-        assert few_rows(weight) == few_rows.FEW_ROWS_IN_BLOCKS
+        assert few_rows(weight) == few_rows_module.FEW_ROWS_IN_BLOCKS
         assert torch.equal(few_rows_linear(x, weight, bias), by_blocks(x, weight, bias))
         with pytest.raises(ValueError, match="no linear layer"):
             extension.core().linear(x.float(), weight, bias, torch.empty(8, 70, dtype=torch.bfloat16), 1)
@@ -150,22 +150,22 @@ def test_only_layers_of_the_two_types_change_and_only_from_a_few_rows_on(monkeyp
 
 @native
 def test_one_row_takes_it_where_float32_weights_are_large():
-    small, large = torch.empty(4, 6), torch.empty(few_rows.LARGE // 4, 4)
+    small, large = torch.empty(4, 6), torch.empty(few_rows_module.LARGE // 4, 4)
     assert [few_rows(weight) for weight in (small, large, large.bfloat16())] == [
-        few_rows.FEW_ROWS,
+        few_rows_module.FEW_ROWS,
         1,
-        few_rows.FEW_ROWS,
+        few_rows_module.FEW_ROWS,
     ]
 
 
 @native
 def test_float32_takes_it_where_torch_has_no_avx512():
-    assert few_rows.helps(torch.float32, CPU) is (extension.isa() == "avx2")
-    assert not few_rows.helps(torch.float16, CPU)
-    assert not few_rows.helps(torch.float32, torch.device("cuda"))
+    assert few_rows_module.helps(torch.float32, CPU) is (extension.isa() == "avx2")
+    assert not few_rows_module.helps(torch.float16, CPU)
+    assert not few_rows_module.helps(torch.float32, torch.device("cuda"))
     extension.set_isa("plain")
     try:
-        assert not few_rows.helps(torch.float32, CPU)
+        assert not few_rows_module.helps(torch.float32, CPU)
     finally:
         extension.set_isa("auto")
 
