@@ -12,8 +12,8 @@ from transformers import DynamicCache
 
 import ensemble_decode as ed
 from ensemble_decode.decode.sequence import Row
-from ensemble_decode.members.sources import LoadedModel
 from ensemble_decode.members.transformers.body import _cache_argument
+from ensemble_decode.members.transformers.loading import LoadedModel
 from ensemble_decode.members.transformers.runner import Runner
 from ensemble_decode.methods import Method
 

@@ -8,7 +8,7 @@ from ensemble_decode.bench.baselines.common import prepare
 from ensemble_decode.bench.energy import Meter
 from ensemble_decode.bench.setup import Bench
 from ensemble_decode.bench.subjects import load_endless
-from ensemble_decode.members.sources import LoadedModel, parse_spec
+from ensemble_decode.members.transformers.loading import LoadedModel, parse_spec
 from support import tiny_models, tokenizers
 
 SIZES = {"llama3": {}, "gemma": {"hidden_size": 128, "num_hidden_layers": 4}}  # the second is the larger one
