@@ -39,6 +39,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	PATH="$(CURDIR)/$(BIN):$$PATH" nice buildtools/typecheck
+	PATH="$(CURDIR)/$(BIN):$$PATH" nice buildtools/imports
 
 # Fetched and converted once, so that no test waits for it.
 models: $(READY)
