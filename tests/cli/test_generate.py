@@ -50,7 +50,7 @@ def run(monkeypatch, tmp_path, capsys):
 
 def test_help_and_usage_errors_answer_without_torch():
     program = (
-        "import sys\nfrom ensemble_decode import cli\nsys.argv = ['ensemble-decode', {args}]\n"
+        "import sys\nfrom ensemble_decode.cli import app as cli\nsys.argv = ['ensemble-decode', {args}]\n"
         "try:\n    cli.main()\nexcept SystemExit as stop:\n    code = stop.code\n"
         "assert not {{'torch', 'transformers'}} & set(sys.modules), 'heavy imports'\nsys.exit(code)"
     )

@@ -138,8 +138,8 @@ def server(index):
 def start_fetch(model, server, before=""):
     """``fetch_demo`` in a process of its own, in a process group of its own."""
     program = f"""
-from ensemble_decode.models import catalogue, demo
-from ensemble_decode.models.catalogue import DemoModel, Part
+from ensemble_decode.members.sources import catalogue, demo
+from ensemble_decode.members.sources.catalogue import DemoModel, Part
 catalogue.DEMO_MODELS["fake"] = {model!r}
 {before}
 print(demo.fetch_demo("fake"))
