@@ -14,7 +14,7 @@ INSTALL = $(PYTHON) -m venv --clear $(VENV) && $(PIP_INSTALL) torch && $(PIP_INS
 READY := $(VENV)/$(if $(or $(filter-out demo models,$(MAKECMDGOALS)),$(wildcard $(VENV)/.dev)),.dev,.demo)
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/* buildtools/*)
 
-.PHONY: demo test tests slow aot lint models oracle bench determine clean
+.PHONY: demo test tests slow aot lint models oracle bench determine wheel check-wheel docs clean
 
 demo: $(READY)
 	$(BIN)/ensemble-decode demo
@@ -50,7 +50,7 @@ $(VENV)/.demo: $(SOURCES)
 	touch $@
 
 $(VENV)/.dev: $(SOURCES)
-	$(INSTALL) '.[demo,dev]'
+	$(INSTALL) '.[demo,dev,docs]'
 	touch $@
 
 # Hours: recomputes every golden file that is missing with the slow decoder (resumes where it stopped), then runs the
@@ -68,6 +68,19 @@ bench: models
 # Which of three small models to ensemble: the report of docs/determine.md, in minutes on two cores.
 determine: models
 	$(BIN)/ensemble-decode determine --demo --out .benchmarks/determine
+
+# sdist and wheel in dist/. From Python 3.12 on one wheel serves every version (abi3).
+wheel: $(READY)
+	rm -rf dist
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --outdir dist .
+
+# Installs that wheel where there is no compiler, cmake or CUDA, and runs the README's first example there.
+check-wheel: wheel
+	$(BIN)/python buildtools/check_wheel.py
+
+# The pages of docs/ as a site in build/site; a broken link or a missing docstring ends it.
+docs: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" buildtools/docs build --strict
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
