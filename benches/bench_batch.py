@@ -48,8 +48,8 @@ def one_by_one(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: 
 def limited(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: object) -> tuple[int, int]:
     """Bytes that the caches may take for a third of a batch of these rows, and the most that they took."""
     for runner in ensemble.runners:
-        runner.cache.reset()
-    limit = batch_size // 3 * 256 * sum(runner.cache.bytes_per_token for runner in ensemble.runners)
+        runner.free_memory()
+    limit = batch_size // 3 * 256 * sum(runner.bytes_per_token for runner in ensemble.runners)
     run = ensemble.generate_batch(requests, method=method, batch_size=batch_size, memory=limit)
     for _ in run:
         pass

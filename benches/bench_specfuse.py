@@ -23,7 +23,7 @@ import ensemble_decode as ed
 from ensemble_decode import kernels
 from ensemble_decode.decode.engine import Engine
 from ensemble_decode.members.transformers.runner import Runner
-from ensemble_decode.members.transformers.token_trees import Tree
+from ensemble_decode.members.tree import Tree
 from ensemble_decode.methods.specfuse import method as specfuse
 from ensemble_decode.methods.specfuse.scoring import Ballot, View
 from ensemble_decode.vocab.common_prefix import common_prefix

@@ -120,7 +120,7 @@ class BatchRun(Iterator[BatchResult]):
         self._room = Room(runners, self.limits)
         self._scheduler = Scheduler(engine, room=self._room, prefill_tokens=prefill_tokens, share=share_prefixes)
         for runner in runners:
-            runner.cache.peak_bytes = runner.cache.bytes_allocated
+            runner.watch_peak()
         self._at_start = [(r.stats.forwards, r.stats.tokens, r.stats.reused) for r in runners]
         self._began = time.perf_counter()
         self._counts = Counts(forward_seconds=[0.0] * len(runners))
@@ -156,8 +156,8 @@ class BatchRun(Iterator[BatchResult]):
             prefix_tokens_reused=[r.stats.reused - was for r, (_, _, was) in zip(runners, self._at_start, strict=True)],
             seconds=time.perf_counter() - self._began,
             rounds=self._scheduler.rounds,
-            cache_bytes=sum(runner.cache.bytes_allocated for runner in runners),
-            peak_cache_bytes=sum(runner.cache.peak_bytes for runner in runners),
+            cache_bytes=sum(runner.bytes_allocated for runner in runners),
+            peak_cache_bytes=sum(runner.peak_bytes for runner in runners),
             put_back=self._scheduler.put_back,
             failed_allocations=self._scheduler.failed_allocations,
         )

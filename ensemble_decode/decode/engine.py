@@ -15,8 +15,8 @@ from ensemble_decode.decode.riders import Riders
 from ensemble_decode.decode.scheduler import Scheduler
 from ensemble_decode.decode.sequence import Row
 from ensemble_decode.decode.tracing import alone_step, fused_step
-from ensemble_decode.members.transformers.runner import Logits, Runner
-from ensemble_decode.members.transformers.token_trees import Tree
+from ensemble_decode.members.protocol import Logits, Member
+from ensemble_decode.members.tree import Tree
 from ensemble_decode.sampling import Keys, Sampling, choose_alone
 from ensemble_decode.vocab.aligned import AlignedVocab
 
@@ -51,7 +51,7 @@ class Engine:
 
     def __init__(
         self,
-        runners: Sequence[Runner],
+        runners: Sequence[Member],
         vocab: AlignedVocab,
         weights: Sequence[float],
         method: Method,

@@ -90,7 +90,7 @@ class Scheduler:
                 self._close(row)
             self.active = []
             for runner in self.engine.runners:
-                runner.cache.forget()
+                runner.forget()
 
     # -- rows come and go --------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class Scheduler:
         if not self.share or not joined or row.slots[m] is not None:
             return False
         ids = row.pending(m)
-        reach = self.engine.runners[m].cache.shared(ids) + WORTH_WAITING
+        reach = self.engine.runners[m].shared(ids) + WORTH_WAITING
         head = ids[:reach]
         return len(ids) > reach and any(
             other.primary == m and other.request.prompt_ids[m][:reach] == head for other in joined

@@ -17,7 +17,7 @@ import torch
 from ensemble_decode import kernels
 from ensemble_decode.ensemble import Ensemble
 from ensemble_decode.errors import ContextError, InputError
-from ensemble_decode.members.transformers.token_trees import Tree
+from ensemble_decode.members.tree import Tree
 from ensemble_decode.methods import SAFE, GaC, Single, UniTE
 from ensemble_decode.methods.gates import GATE_NAMES
 from ensemble_decode.vocab.common_prefix import common_prefix

@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from ensemble_decode.errors import InputError
-
-if TYPE_CHECKING:
-    from ensemble_decode.members.transformers.runner import Runner
+from ensemble_decode.members.protocol import Member
 
 GPU_SHARE, HOST_SHARE = 0.8, 0.5  # of what is free, where nothing is said
 _UNITS = {"": 1, "B": 1} | {
@@ -67,7 +64,7 @@ def _left_in_group() -> int:
     return 2**62
 
 
-def cache_limits(runners: Sequence[Runner], memory: int | float | str | None) -> list[int]:
+def cache_limits(members: Sequence[Member], memory: int | float | str | None) -> list[int]:
     """Bytes that each model's cache may take.
 
     An amount is shared out over all models, a share is taken of each device's free memory (what the caches hold now counts as
@@ -75,13 +72,13 @@ def cache_limits(runners: Sequence[Runner], memory: int | float | str | None) ->
     """
     wanted = None if memory is None else parse_memory(memory)
     if isinstance(wanted, int):
-        return _split(wanted, [runner.cache.bytes_per_token for runner in runners])
-    limits = [0] * len(runners)
-    for device in dict.fromkeys(runner.device for runner in runners):
-        there = [m for m, runner in enumerate(runners) if runner.device == device]
+        return _split(wanted, [member.bytes_per_token for member in members])
+    limits = [0] * len(members)
+    for device in dict.fromkeys(member.device for member in members):
+        there = [m for m, member in enumerate(members) if member.device == device]
         share = wanted if wanted is not None else GPU_SHARE if device.type == "cuda" else HOST_SHARE
-        held = sum(runners[m].cache.bytes_allocated for m in there)
-        parts = _split(int(share * (free_memory(device) + held)), [runners[m].cache.bytes_per_token for m in there])
+        held = sum(members[m].bytes_allocated for m in there)
+        parts = _split(int(share * (free_memory(device) + held)), [members[m].bytes_per_token for m in there])
         for m, part in zip(there, parts, strict=True):
             limits[m] = part
     return limits

@@ -97,7 +97,7 @@ def test_where_whole_blocks_of_slots_do_not_fit_single_ones_do():
     for _ in range(3):
         cache.acquire()
     assert cache.slots == 3
-    with pytest.raises(CacheLimitError, match="memory_limit"):
+    with pytest.raises(CacheLimitError, match="memory is limited"):
         cache.acquire()
 
 
@@ -132,7 +132,7 @@ def test_memory_is_shared_out_by_bytes_per_token():
     runners = batches.pair().runners
     limits = cache_limits(runners, 1_000_000)
     assert sum(limits) <= 1_000_000
-    tokens = [limit / runner.cache.bytes_per_token for limit, runner in zip(limits, runners, strict=True)]
+    tokens = [limit / runner.bytes_per_token for limit, runner in zip(limits, runners, strict=True)]
     assert tokens[0] == pytest.approx(tokens[1], rel=1e-3)
     share = sum(cache_limits(runners, "10%"))
     assert share == pytest.approx(0.1 * free_memory(torch.device("cpu")), rel=0.2)

@@ -179,7 +179,7 @@ def test_sampled_rows_of_one_prompt_differ_and_equal_each_alone(pair):
 
 def test_failed_allocations_and_tight_limits_leave_results_as_they_are(pair, monkeypatch):
     requests, calls, extend = asked(12), [0], Runner.extend
-    per_token = sum(runner.cache.bytes_per_token for runner in pair.runners)
+    per_token = sum(runner.bytes_per_token for runner in pair.runners)
 
     def failing(self, slots, *arguments):
         calls[0] += 1

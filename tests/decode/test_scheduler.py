@@ -23,7 +23,7 @@ def expected(pair):
 
 
 def per_token(ensemble) -> int:
-    return sum(runner.cache.bytes_per_token for runner in ensemble.runners)
+    return sum(runner.bytes_per_token for runner in ensemble.runners)
 
 
 def assert_equal(results, expected):
@@ -79,7 +79,7 @@ def test_under_a_tight_limit_rows_wait_and_the_peak_stays_below(pair, expected):
         assert_equal(list(run), expected)
         assert 0 < run.counts.peak_cache_bytes <= limit
     for runner in pair.runners:
-        assert runner.cache.memory_limit is None  # as before
+        assert runner.memory is None  # as before
 
 
 def test_rows_that_outgrow_the_limit_are_put_back_and_lose_nothing(monkeypatch):
@@ -104,7 +104,7 @@ def test_a_row_that_does_not_fit_alone_fails_with_the_figures(pair):
     long, short = pair.generate_batch([BatchRequest("the cat sat " * 80, max_new_tokens=5), "a"], memory=limit)
     assert long.error_kind == "memory"
     assert "bytes" in long.completion.error
-    assert "memory_limit" in long.completion.error
+    assert "memory is limited to" in long.completion.error
     assert short.completion.finish_reason != "error"
 
 
@@ -173,7 +173,7 @@ def test_an_error_that_is_not_about_memory_ends_the_call_and_frees_the_slots(pai
     monkeypatch.setattr(Runner, "extend", broken)
     with pytest.raises(RuntimeError, match="shape mismatch"):
         list(pair.generate_batch(["a", "b"]))
-    assert all(runner.cache.held == 0 for runner in pair.runners)
+    assert all(runner.held == 0 for runner in pair.runners)
 
 
 def test_sampling_depends_on_seed_and_place_alone(pair):
@@ -208,7 +208,7 @@ def test_requests_are_read_as_there_is_room(pair):
         next(run)
     assert len(taken) < 40
     run.close()
-    assert all(runner.cache.held == 0 for runner in pair.runners)
+    assert all(runner.held == 0 for runner in pair.runners)
 
 
 @pytest.mark.parametrize(

@@ -221,11 +221,7 @@ class SlotCache:
         exact = (max(slots, from_slots), need[1])
         new = next((size for size in (roomy, need, exact) if self._fits(size)), exact)
         if not self._fits(new):
-            raise CacheLimitError(
-                f"{self.name}: {new[0]} row slots of {new[1]} tokens need {self._bytes(*new):,} bytes of KV cache, "
-                f"memory_limit is {self.memory_limit:,} ({self.bytes_allocated:,} allocated now, for {self.slots} slots of "
-                f"{self.capacity}); use fewer rows, shorter texts or a higher limit"
-            )
+            raise CacheLimitError(self._too_large(new))
         self._reallocate(*new)
 
     def _rounded(self, slots: int, length: int) -> tuple[int, int]:
@@ -251,6 +247,27 @@ class SlotCache:
         ):
             return False
         return self._size_for(slots, length) is not None
+
+    def why_not(self, slots: int, length: int) -> str | None:
+        """The figures that make ``could_hold`` false; None where it is true."""
+        if self.could_hold(slots, length):
+            return None
+        if self.max_slots is not None and slots > self.max_slots:
+            return f"{self.name}: {slots} row slots asked for, max_slots is {self.max_slots}"
+        if self.max_length is not None and length > self.max_length:
+            return f"{self.name}: room for {length} tokens asked for, max_length is {self.max_length}"
+        return self._too_large((slots, self._rounded(slots, length)[1]))
+
+    def _too_large(self, size: tuple[int, int]) -> str:
+        return (
+            f"{self.name}: {size[0]} row slots of {size[1]} tokens need {self._bytes(*size):,} bytes of KV cache, "
+            f"memory is limited to {self.memory_limit:,} ({self.bytes_allocated:,} allocated now, for {self.slots} slots of "
+            f"{self.capacity}); use fewer rows, shorter texts or a higher limit"
+        )
+
+    def within_context(self, length: int) -> int:
+        """A length, at most what a row can ever need."""
+        return length if self.max_length is None else min(length, self.max_length)
 
     def _size_for(self, slots: int, length: int) -> tuple[int, int] | None:
         """In whole blocks, or of just so many slots where these do not fit; None over the limit."""

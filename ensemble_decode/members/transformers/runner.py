@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ensemble_decode.errors import ContextError, InputError, ModelError
+from ensemble_decode.members.protocol import Capabilities, Logits
 from ensemble_decode.members.transformers import attention as attention_module
 from ensemble_decode.members.transformers import load_check, packing, token_trees
 from ensemble_decode.members.transformers.body import Body
@@ -19,24 +19,12 @@ from ensemble_decode.members.transformers.few_rows import use_few_rows_linear
 from ensemble_decode.members.transformers.graphs import CompiledSteps, StepGraphs
 from ensemble_decode.members.transformers.kv_cache import SlotCache
 from ensemble_decode.members.transformers.rollback_support import check_model, check_windows, context_length
-from ensemble_decode.members.transformers.token_trees import Tree
+from ensemble_decode.members.tree import Tree
 
 if TYPE_CHECKING:
     from ensemble_decode.vocab.aligned import ModelVocab
 
 SMALL_STEP = 64  # tokens; larger steps are bound by arithmetic and run eagerly, whatever their shape
-
-
-@dataclass(frozen=True)
-class Logits:
-    """Logits of the positions asked for.
-
-    ``values`` ``[R, V]`` in the model's dtype, rows in the order of the call: row ``r`` has
-    ``values[starts[r]:starts[r + 1]]``, in text order.
-    """
-
-    values: torch.Tensor
-    starts: list[int]
 
 
 class RunnerStats:
@@ -112,6 +100,7 @@ class Runner:
         self.compiled = hidden if isinstance(hidden, CompiledSteps) else None
         self.graphs = StepGraphs(hidden) if graphs else None
         self.stats = RunnerStats(self.device)
+        self.capabilities = Capabilities()
         self._check_model(shapes)
         self.cache = SlotCache(
             shapes,
@@ -170,6 +159,99 @@ class Runner:
     def reserve(self, slots: int, length: int) -> None:
         """Allocate the cache for ``slots`` rows of ``length`` tokens at once instead of growing into it."""
         self.cache.reserve(slots, min(length, self.context_length))
+
+    def shared(self, ids: Sequence[int]) -> int:
+        """Tokens at the beginning of ``ids`` that some slot already holds; 0 where too few to be worth a copy."""
+        return self.cache.shared(ids)
+
+    def forget(self) -> None:
+        """Let nothing that released slots still hold be taken over any more."""
+        self.cache.forget()
+
+    # -- memory --------------------------------------------------------------------------------------------------
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token of one row takes over all layers."""
+        return self.cache.bytes_per_token
+
+    @property
+    def bytes_allocated(self) -> int:
+        """Bytes held for keys and values, used or not."""
+        return self.cache.bytes_allocated
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes held at once since ``watch_peak``, copies while growing included."""
+        return self.cache.peak_bytes
+
+    def watch_peak(self) -> None:
+        """Count ``peak_bytes`` anew from here."""
+        self.cache.peak_bytes = self.cache.bytes_allocated
+
+    @property
+    def memory(self) -> int | None:
+        """Bytes that the cache may have allocated; None: no limit."""
+        return self.cache.memory_limit
+
+    def limit_memory(self, limit: int | None) -> None:
+        """Set ``memory``."""
+        self.cache.memory_limit = limit
+
+    def limit_peak(self, peak: int) -> None:
+        """Keep the cache below ``peak`` bytes at any moment, growing included. Never loosens ``memory``."""
+        if self.cache.bytes_allocated > peak and not self.cache.held:
+            self.cache.reset()
+        self.cache.memory_limit = min(self.cache.limit_for_peak(peak), self.cache.memory_limit or peak)
+
+    @property
+    def limited(self) -> bool:
+        """Whether memory or a number of slots bounds the rows it can hold."""
+        return self.cache.memory_limit is not None or self.cache.max_slots is not None
+
+    @property
+    def held(self) -> int:
+        """Slots that rows hold."""
+        return self.cache.held
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return self.cache.longest
+
+    def could_hold(self, rows: int, length: int) -> bool:
+        """Whether the limits allow ``rows`` rows of ``length`` tokens; a length past the context counts as the context."""
+        return self.cache.could_hold(rows, self.cache.within_context(length))
+
+    def make_room(self, rows: int, length: int, *, ahead: int, most: int) -> Mapping[int, int]:
+        """Shape the cache for what a round may add (see ``Member.make_room``).
+
+        A cache is one block ``[slots, positions]``, so its longest row sets the positions of all: where slots are wanted and a long
+        row has gone, the block is cut to what the rows need.
+        """
+        cache = self.cache
+        length, ahead = cache.within_context(length), cache.within_context(ahead)
+        if rows <= cache.slots and length <= cache.capacity:
+            return {}
+        if cache.could_hold(max(rows, cache.slots), max(length, cache.capacity)):
+            roomy = cache.could_hold(max(rows, cache.slots), max(ahead, cache.capacity))
+            cache.grow(rows, ahead if roomy else length)
+            return {}
+        length = ahead if cache.could_hold(rows, ahead) else length
+        while rows < most and cache.could_hold(rows + 1, length):
+            rows += 1
+        return cache.reshape(rows, length)
+
+    def free_memory(self) -> None:
+        """Let go of all cache memory, where no slot is held."""
+        if not self.cache.held:
+            self.cache.reset()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def why_not(self, rows: int, length: int) -> str | None:
+        """The figures that make ``could_hold`` false; None where it is true."""
+        return self.cache.why_not(rows, self.cache.within_context(length))
 
     # -- forwards ------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ again; a mask gives every node the cached tokens before its fork and its own anc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,48 +15,7 @@ from ensemble_decode.errors import ContextError, InputError
 from ensemble_decode.members.transformers import packing
 from ensemble_decode.members.transformers.buckets import Buckets
 from ensemble_decode.members.transformers.kv_cache import SlotCache
-
-
-@dataclass
-class Tree:
-    """Continuations of one row; those that begin alike share nodes.
-
-    Node n holds ``ids[n]`` at text position ``positions[n]``; it sees the row's first ``forks[n]`` cached tokens, then its
-    ancestors; ``parents[n]`` is the last of them, −1 where a cached token comes before. ``wanted``: nodes whose logits are read.
-    """
-
-    ids: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    forks: list[int] = field(default_factory=list)
-    positions: list[int] = field(default_factory=list)
-    wanted: list[int] = field(default_factory=list)
-    _nodes: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    _rows: dict[int, int] = field(default_factory=dict)
-
-    def add(self, fork: int, ids: Sequence[int]) -> list[int]:
-        """The nodes of a path that continues the first ``fork`` cached tokens by ``ids``."""
-        path: list[int] = []
-        parent = -1
-        for depth, token in enumerate(ids):
-            key = (fork, parent, token)
-            node = self._nodes.get(key)
-            if node is None:
-                node = self._nodes[key] = len(self.ids)
-                self.ids.append(token)
-                self.parents.append(parent)
-                self.forks.append(fork)
-                self.positions.append(fork + depth)
-            path.append(node)
-            parent = node
-        return path
-
-    def want(self, node: int) -> int:
-        """Ask for the logits behind a node; which of the tree's rows of logits they are."""
-        row = self._rows.get(node)
-        if row is None:
-            row = self._rows[node] = len(self.wanted)
-            self.wanted.append(node)
-        return row
+from ensemble_decode.members.tree import Tree
 
 
 class TreeMask:

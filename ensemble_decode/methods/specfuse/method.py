@@ -20,7 +20,7 @@ from ensemble_decode.outputs import SegmentRound, TraceStep
 if TYPE_CHECKING:
     from ensemble_decode.decode.engine import Engine
     from ensemble_decode.decode.sequence import Row
-    from ensemble_decode.members.transformers.token_trees import Tree
+    from ensemble_decode.members.tree import Tree
 
 Trim = Literal["word", "none"]
 

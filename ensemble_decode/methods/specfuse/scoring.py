@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ensemble_decode import kernels
-from ensemble_decode.members.transformers.token_trees import Tree
+from ensemble_decode.members.tree import Tree
 from ensemble_decode.vocab.common_prefix import common_prefix
 
 if TYPE_CHECKING:

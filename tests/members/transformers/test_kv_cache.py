@@ -157,7 +157,7 @@ def test_growth_that_leaves_slots_behind_obeys_the_limits():
         cache.release(slot)
     with pytest.raises(CacheError, match="201 tokens asked for, max_length is 200"):
         cache.grow(length=201)
-    with pytest.raises(CacheError, match="memory_limit"):
+    with pytest.raises(CacheError, match="memory is limited"):
         cache.grow(length=100)
     assert (cache.slots, cache.capacity) == (4, 8)
     cache.grow(length=20)
@@ -223,7 +223,7 @@ def test_a_memory_limit_is_kept_and_named_and_nothing_changes():
     assert cache.capacity == 16
     state = (cache.slots, cache.capacity, cache.generation, cache.bytes_allocated)
     for grow in (lambda: cache.reserve(4, 17), cache.acquire):
-        with pytest.raises(CacheError, match=rf"memory_limit is {limit:,} \({cache.bytes_allocated:,} allocated now"):
+        with pytest.raises(CacheError, match=rf"memory is limited to {limit:,} \({cache.bytes_allocated:,} allocated now"):
             grow()
         assert (cache.slots, cache.capacity, cache.generation, cache.bytes_allocated) == state
         assert content(cache, slots[0]) == [7.0]

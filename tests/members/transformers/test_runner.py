@@ -274,7 +274,7 @@ def test_a_memory_limit_refuses_growth_and_rows_live_on():
     ids = row(30, 92)
     runner.extend([slot, others[-1]], [ids, [5]])
     state = (runner.cache.slots, runner.cache.capacity, runner.cache.generation)
-    with pytest.raises(CacheError, match="memory_limit is"):
+    with pytest.raises(CacheError, match="memory is limited to"):
         runner.extend([slot], [row(10, 93)])
     unchanged(runner, [slot, others[-1]], [30, 1], state)
     out = runner.extend([slot], [[7]])

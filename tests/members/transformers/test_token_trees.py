@@ -10,7 +10,7 @@ from support.tiny_models import FAMILIES, tiny_model
 
 from ensemble_decode.errors import CacheError, ContextError, InputError
 from ensemble_decode.members.transformers.runner import Runner
-from ensemble_decode.members.transformers.token_trees import Tree
+from ensemble_decode.members.tree import Tree
 
 V = 111
 
