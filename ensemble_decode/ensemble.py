@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -85,6 +85,7 @@ class Ensemble:
         system: SystemMode = "error",
         row_ids: Sequence[int] | None = None,
         trace: bool = False,
+        errors: Literal["return", "raise"] = "return",
         on_delta: Callable[[Delta], None] | None = None,
     ) -> list[Completion]:
         """Complete each prompt; results in the order of the prompts, each equal to what its prompt gives alone.
@@ -95,14 +96,17 @@ class Ensemble:
         Sampling depends on (seed, row id, step): ``row_ids`` defaults to the places in ``prompts``. ``trace`` keeps every
         step's candidates. ``on_delta`` is called with every piece of text as it becomes final.
 
-        A row that cannot be run ends alone, with ``finish_reason='error'`` and a message; arguments that no row could use
-        raise ``InputError``.
+        A row that cannot be run ends alone, with ``finish_reason='error'`` and a message; with ``errors='raise'`` the first such
+        error is raised once all rows have ended. Arguments that no row could use raise ``InputError``.
         """
+        if errors not in ("return", "raise"):
+            raise InputError(f"errors must be 'return' or 'raise', got {errors!r}")
         rows = self._rows(prompts, method, max_new_tokens, stop, chat, system, row_ids, trace)
         for row in self._run(rows, method, sampling, batch_size):
             if on_delta is not None:
                 on_delta(row.delta())
-        return [row.completion() for row in rows]
+        done = [row.completion() for row in rows]
+        return [one.raise_for_error() for one in done] if errors == "raise" else done
 
     def stream(
         self,
@@ -224,7 +228,7 @@ class Ensemble:
         A prompt that cannot be used makes a row that has already failed.
         """
         ids: list[list[int]] = [[] for _ in self.runners]
-        request.prompt_ids = ids
+        request.prompt_ids, request.prompt = ids, prompt
         failed: EnsembleError | None = None
         try:
             check_prompt_type(prompt)

@@ -186,7 +186,7 @@ def test_case_20_any_eos_id_ends_a_row():
     trio = tiny("llama3", "qwen2", "gemma")
     ends = {}
     for row in trio.generate([f"{i} the" for i in range(40)], method=ed.Single(), max_new_tokens=40):
-        if row.finish_reason == "end":
+        if row.ended:
             ends[row.token_ids[-1]] = row
     assert ends, "no text ended: the tiny models must write END now and then"
     assert set(ends) <= set(trio.vocab.models[0].eos_ids)
@@ -334,7 +334,7 @@ def test_forwarded_counts_every_token_once(trio):
     (row,) = trio.generate("The quick", max_new_tokens=10)
     prompt = len(trio._prompt_ids(0, "The quick", "template", "error"))
     tokens = [t for t in row.token_ids if t not in trio.vocab.models[0].eos_ids]
-    read = len(tokens) - (row.finish_reason != "end")
+    read = len(tokens) - (not row.ended)
     assert row.stats.forwarded[0] == prompt + read
 
 
@@ -397,3 +397,32 @@ def test_case_25_models_on_different_devices_give_the_same_tokens(method):
         strict=True,
     ):
         assert same(one, other)
+
+
+def test_stop_reason_says_what_ended_a_row(trio):
+    """ "stop" for END and stop strings alike: the string as it was given, or the primary's EOS id."""
+    (free,) = trio.generate("The quick brown fox", max_new_tokens=24)
+    assert (free.finish_reason, free.stop_reason) == ("length", None)
+    for stop in (free.text[4:7], free.text[4:7].encode()):
+        (row,) = trio.generate("The quick brown fox", max_new_tokens=24, stop=["never \u2020", stop])
+        assert (row.finish_reason, row.stop_reason, row.ended) == ("stop", stop, False)
+        *_, last = trio.stream("The quick brown fox", max_new_tokens=24, stop=["never \u2020", stop])
+        assert (last.finish_reason, last.stop_reason) == ("stop", stop)
+    ended = [row for row in trio.generate([f"{i} the" for i in range(40)], method=ed.Single()) if row.ended]
+    assert ended, "no text ended: the tiny models must write END now and then"
+    assert all(row.stop_reason == row.token_ids[-1] in trio.vocab.models[0].eos_ids for row in ended)
+
+
+def test_completions_name_their_prompt_and_raise_their_error(trio):
+    """``index`` and ``prompt`` of every row, of failed ones too; ``errors='raise'`` raises what ``raise_for_error`` would."""
+    prompts = ["good", "x" * 5000, "fine"]
+    rows = trio.generate(prompts, max_new_tokens=2)
+    assert [(row.index, row.prompt) for row in rows] == list(enumerate(prompts))
+    assert rows[0].raise_for_error() is rows[0]
+    assert rows[1].error_kind == "too_long"
+    with pytest.raises(ed.ContextError, match="prompt 1: "):
+        rows[1].raise_for_error()
+    with pytest.raises(ed.ContextError, match="prompt 1: "):
+        trio.generate(prompts, max_new_tokens=2, errors="raise")
+    with pytest.raises(ed.InputError, match="errors must be 'return' or 'raise', got 'ignore'"):
+        trio.generate(prompts, errors="ignore")

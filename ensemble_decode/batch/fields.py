@@ -18,7 +18,7 @@ from ensemble_decode.sampling import Sampling
 
 _SAMPLING = {"temperature": "temperature", "top_p": "top_p", "sample_top_k": "top_k", "min_p": "min_p"}
 READ = ("prompt", "messages", "max_new_tokens", "stop", "seed", *_SAMPLING, "method", "settings")
-WRITTEN = ("line", "text", "token_ids", "finish_reason", "stats", "error", "error_kind")
+WRITTEN = ("line", "text", "token_ids", "finish_reason", "stop_reason", "stats", "error", "error_kind")
 # what depends on the batch a row ran in has no place in a file that is to be the same after every restart
 _VOLATILE = ("forwarded", "forward_seconds", "fusion_seconds", "host_seconds", "first_segment_seconds")
 STATS = tuple(f.name for f in fields(Stats) if f.name not in _VOLATILE)
@@ -134,6 +134,7 @@ def encode_result(line: Line, completion: Completion, kind: ErrorKind | None, *,
     if ids:
         out["token_ids"] = completion.token_ids
     out["finish_reason"] = completion.finish_reason
+    out["stop_reason"] = completion.stop_reason
     out["stats"] = {name: getattr(completion.stats, name) for name in STATS}
     out["error"] = completion.error
     out["error_kind"] = kind
@@ -146,5 +147,5 @@ def encode_result(line: Line, completion: Completion, kind: ErrorKind | None, *,
 def error_result(line: Line, error: BadField, models: int, *, ids: bool) -> bytes:
     """The line of output of a line that never became a request."""
     stats = Stats(agreed=[0] * models)
-    failed = Completion("", b"", [], "error", str(error), [], stats)
+    failed = Completion("", b"", [], "error", error=str(error), stats=stats)
     return encode_result(line, failed, error.kind, ids=ids)

@@ -65,4 +65,7 @@ def _guess(pyarrow: Any, block: list[dict[str, Any]]) -> list[tuple[str, Any]]:
 def _blocks(lines: Iterable[bytes]) -> Iterator[list[dict[str, Any]]]:
     lines = iter(lines)
     while block := [json.loads(line) for line in islice(lines, _ROWS)]:
+        for row in block:
+            if row.get("stop_reason") is not None:  # an id or a string: a column has one type
+                row["stop_reason"] = str(row["stop_reason"])
         yield block

@@ -239,6 +239,7 @@ def as_dict(prompt: str, completion: "Completion") -> dict[str, Any]:
         "data_base64": base64.b64encode(completion.data).decode(),
         "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
         "error": completion.error,
         "ensembled_at": completion.ensembled_at,
         "stats": dataclasses.asdict(completion.stats),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ensemble_decode.errors import ContextError
 from ensemble_decode.outputs import Completion, Delta, ErrorKind, FinishReason, Stats, TraceStep
@@ -31,6 +31,7 @@ class Request:
     stops: Sequence[str | bytes] = ()
     seed_row: int = 0
     trace: bool = False
+    prompt: Any = None
     method: Method | None = None
     sampling: Sampling | None = None
     seed: int | None = None
@@ -58,6 +59,8 @@ class Row:
     token_ends: list[int] = field(default_factory=list)
     end_id: int | None = None
     finish_reason: FinishReason | None = None
+    stop_reason: str | bytes | int | None = None
+    ended: bool = False  # by END
     error: str | None = None
     error_kind: ErrorKind | None = None
     ensembled_at: list[int] = field(default_factory=list)
@@ -161,7 +164,7 @@ class Row:
             self._cut_to(limit, min(stood, len(self.data)))
             self.finish_reason = "length"
         elif match is not None:
-            self.finish_reason = "stop"
+            self.finish_reason, self.stop_reason = "stop", self._stops.matched
         elif len(self.ids[self.primary]) == limit:
             self.finish_reason = "length"
         elif ended:
@@ -221,7 +224,7 @@ class Row:
             if end_id is not None:
                 self.ensembled_at.append(len(self.ids[self.primary]))
         self.end_id = end_id
-        self.finish_reason = "end"
+        self.finish_reason, self.stop_reason, self.ended = "stop", end_id, True
 
     def fail(self, message: str, kind: ErrorKind = "model") -> None:
         self.finish_reason, self.error, self.error_kind = "error", message, kind
@@ -232,7 +235,7 @@ class Row:
             self._cut_at(match)
         self.retokenize()
         if match is not None:
-            self.finish_reason = "stop"
+            self.finish_reason, self.stop_reason = "stop", self._stops.matched
         elif self.length >= self.request.max_new_tokens or self.context_full():
             self.finish_reason = "length"
 
@@ -294,7 +297,7 @@ class Row:
             ensembled |= bool(self.ensembled_at) and self.ensembled_at[-1] == final
             ids = [*ids, self.end_id]
         self._shown_ids = final
-        return Delta(text, ids, ensembled, self.request.number, self.finish_reason, self.error)
+        return Delta(text, ids, ensembled, self.request.number, self.finish_reason, self.stop_reason, self.error)
 
     def completion(self) -> Completion:
         data = bytes(self.data)
@@ -307,7 +310,11 @@ class Row:
             data=data,
             token_ids=ids,
             finish_reason=self.finish_reason or "length",
+            stop_reason=self.stop_reason,
+            index=self.request.number,
+            prompt=self.request.prompt,
             error=self.error,
+            error_kind=self.error_kind,
             ensembled_at=self.ensembled_at,
             stats=self.stats,
             trace=self.trace if self.request.trace else None,

@@ -33,6 +33,8 @@ class Snapshot:
             "models": row.models,
             "end_id": row.end_id,
             "finish_reason": row.finish_reason,
+            "stop_reason": row.stop_reason,
+            "ended": row.ended,
             "error": row.error,
             "error_kind": row.error_kind,
         }

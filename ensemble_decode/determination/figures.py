@@ -87,7 +87,7 @@ def model_figures(name: str, mine: Sequence[Response], best: Sequence[Response],
         gap=boot.difference([one.score for one in best], scores),
         characters=Spread.of([len(one.text) for one in mine]),
         words=Spread.of([len(one.text.split()) for one in mine]),
-        ended=mean_or_none([float(reason in ("end", "stop")) for reason in known]),
+        ended=mean_or_none([float(reason == "stop") for reason in known]),
         cut=mean_or_none([float(reason == "length") for reason in known]),
         failed=sum(one.error is not None for one in mine),
     )

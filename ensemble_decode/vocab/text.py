@@ -38,7 +38,7 @@ class _Automaton:
     def __init__(self, stops: tuple[bytes, ...]):
         self.goto: list[dict[int, int]] = [{}]
         self.depth = [0]
-        self.longest = [0]  # length of the longest stop that ends in this state, 0 where none
+        self.found = [b""]  # the longest stop that ends in this state
         for stop in stops:
             state = 0
             for byte in stop:
@@ -46,15 +46,15 @@ class _Automaton:
                     self.goto[state][byte] = len(self.goto)
                     self.goto.append({})
                     self.depth.append(self.depth[state] + 1)
-                    self.longest.append(0)
+                    self.found.append(b"")
                 state = self.goto[state][byte]
-            self.longest[state] = len(stop)
+            self.found[state] = stop
         self.fail = [0] * len(self.goto)
         queue = list(self.goto[0].values())
         for state in queue:  # grows while it is walked: breadth first
             for byte, child in self.goto[state].items():
                 self.fail[child] = self.next(self.fail[state], byte)
-                self.longest[child] = max(self.longest[child], self.longest[self.fail[child]])
+                self.found[child] = max(self.found[child], self.found[self.fail[child]], key=len)
                 queue.append(child)
 
     def next(self, state: int, byte: int) -> int:
@@ -82,9 +82,11 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str | bytes] = ()):
         if isinstance(stops, (str, bytes)):
             stops = [stops]
-        self._automaton = _automaton(tuple(_stop_bytes(stop) for stop in stops))
+        self._given = {_stop_bytes(stop): stop for stop in reversed(stops)}
+        self._automaton = _automaton(tuple(self._given))
         self._states = array("l", [0])  # the state after every byte so far, so that any rollback is O(1)
         self._match: tuple[int, int] | None = None
+        self._stop: bytes = b""
 
     def push(self, data: bytes) -> int | None:
         """Append bytes; the absolute offset at which the match starts, or None while there is none.
@@ -96,10 +98,15 @@ class StopMatcher:
         for byte in data:
             state = automaton.next(state, byte)
             states.append(state)
-            if automaton.longest[state] and self._match is None:
-                end = len(states) - 1
-                self._match = (end - automaton.longest[state], end)
+            if automaton.found[state] and self._match is None:
+                end, self._stop = len(states) - 1, automaton.found[state]
+                self._match = (end - len(self._stop), end)
         return None if self._match is None else self._match[0]
+
+    @property
+    def matched(self) -> str | bytes | None:
+        """The stop of the match, as it was given; None while there is no match."""
+        return None if self._match is None else self._given[self._stop]
 
     @property
     def length(self) -> int:

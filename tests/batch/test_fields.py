@@ -93,7 +93,7 @@ def test_every_field_is_carried_through():
         "error": "mine too",
         "odd": "\ud800",
     }
-    done = ed.Completion("out", b"out", [3, 4], "end")
+    done = ed.Completion("out", b"out", [3, 4], "stop", 4)
     told = json.loads(encode_result(Line(2, fields), done, None, ids=True))
     assert {k: v for k, v in told.items() if k in ("prompt", "id", "nested", "odd")} == {
         k: v for k, v in fields.items() if k in ("prompt", "id", "nested", "odd")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from support.bigrams import bigram_ensemble
+from support.equality import finish_of
 from support.oracle.vocab import END
 
 import ensemble_decode as ed
@@ -84,13 +85,13 @@ def test_logits_of_the_rejected_position_are_fused():
 def test_end_in_a_draft_stands_or_falls_like_any_token():
     ends = {"x": {"a": 0.9}, "a": {END: 0.7, "b": 0.2}, "b": {END: 0.9}}
     row = run(ends, {"x": {"a": 0.9}, "a": {"b": 0.6, END: 0.35}}, prompt="x")  # (.7 + .35) / 2
-    assert (row.text, row.finish_reason, row.ensembled_at, row.stats.drafted) == ("a", "end", [], 2)
+    assert (row.text, finish_of(row), row.ensembled_at, row.stats.drafted) == ("a", "end", [], 2)
     row = run(ends, {"x": {"a": 0.9}, "a": {"b": 0.9, END: 0.05}, "b": {END: 0.9}}, prompt="x")
     # (.7 + .05) / 2 falls; E("b") = .55, then END by both
-    assert (row.text, row.finish_reason, row.ensembled_at) == ("ab", "end", [1])
+    assert (row.text, finish_of(row), row.ensembled_at) == ("ab", "end", [1])
     agreed = {"x": {"a": 0.9}, "a": {END: 0.3, "b": 0.2}}
     row = run(agreed, agreed, prompt="x")  # unanimous, though .3
-    assert (row.text, row.finish_reason, row.ensembled_at) == ("a", "end", [])
+    assert (row.text, finish_of(row), row.ensembled_at) == ("a", "end", [])
 
 
 def test_a_stop_string_inside_a_draft_cuts_text_ids_and_counts():

@@ -49,8 +49,8 @@ def check(pair: equality.Pair, prompt: str, method: ed.SpecFuse, max_new_tokens:
         assert segment.weights == pytest.approx(weights, abs=SCORE), note
         before = theirs.active
     assert len(done.trace) == len(rounds) == done.stats.rounds
-    ids = done.token_ids[:-1] if done.finish_reason == "end" else done.token_ids
-    assert (done.data, ids, done.finish_reason) == (expected.data, expected.ids, expected.finish), prompt
+    ids = done.token_ids[:-1] if done.ended else done.token_ids
+    assert (done.data, ids, equality.finish_of(done)) == (expected.data, expected.ids, expected.finish), prompt
     return len(rounds)
 
 
@@ -75,7 +75,9 @@ def test_equals_the_oracle_with_weights_stops_and_end():
     for prompt in MIXED[:6]:
         check(pair, prompt, ed.SpecFuse(segment_length=5), 14, ["ou", ". ", "\n\n"])
         finished.add(
-            pair.ensemble.generate(prompt, method=ed.SpecFuse(segment_length=5), max_new_tokens=14)[0].finish_reason
+            equality.finish_of(
+                pair.ensemble.generate(prompt, method=ed.SpecFuse(segment_length=5), max_new_tokens=14)[0]
+            )
         )
     assert finished >= {"end", "length"}
 

@@ -7,6 +7,7 @@ import torch
 from support import tiny_models, tokenizers
 from support.bigrams import bigram_ensemble
 from support.ensembles import MIXED, byte_ensemble, same, tiny
+from support.equality import finish_of
 from support.oracle.vocab import END
 
 import ensemble_decode as ed
@@ -72,7 +73,7 @@ def test_end_wins_alone_and_an_empty_segment_is_a_candidate():
     assert row.trace[0].candidates == [b"ab", b""]
     assert row.trace[0].segment.ended == [False, True]
     assert row.trace[0].probs[1] == pytest.approx((0.4 + 0.9) / 2, abs=1e-6)
-    assert (row.data, row.finish_reason) == (b"", "end")
+    assert (row.data, finish_of(row)) == (b"", "end")
     assert row.token_ids == [ensemble.vocab.models[0].eos_ids[0]]
 
 

@@ -76,7 +76,7 @@ def test_the_worked_example_of_the_docs():
     assert (three.chosen, three.ended) == (b"f", True)
 
     assert row.text == "abdef"
-    assert row.finish_reason == "end"
+    assert row.ended
     assert row.stats.segments == [2, 1, 0]
     assert row.stats.active == [3, 3, 2]
     # model 2 would have run two drafting forwards and one scoring forward in round 3

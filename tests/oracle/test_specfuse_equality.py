@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import tiny_models, tokenizers
-from support.equality import TIE, Pair, recall, tiny
+from support.equality import TIE, Pair, finish_of, recall, tiny
 from support.oracle.model import Model, align
 from support.oracle.specfuse import specfuse
 
@@ -56,7 +56,7 @@ def check(pair: Pair, texts, method: ed.SpecFuse, max_new_tokens: int, stop=None
             literals=tuple(x.encode() if isinstance(x, str) else x for x in method.literals),
         )
         ids = [t for t in completion.token_ids if t not in pair.models[0].vocab.eos_ids]
-        got = (completion.data, ids, completion.finish_reason, completion.stats.rounds)
+        got = (completion.data, ids, finish_of(completion), completion.stats.rounds)
         note = f"{pair.names}, {method}, {text!r}, margins {[f'{r.margin:.1e}' for r in rounds]}"
         assert got == (expected.data, expected.ids, expected.finish, expected.rounds), note
         assert expected.margin > TIE, note

@@ -105,7 +105,7 @@ def recompute(report, folder, specs, vocabs, items, words):
             "gap": intervals.of(scores[best] - scores[m], share=False),
             "characters": spread(lengths[m]["characters"]),
             "words": spread(lengths[m]["words"]),
-            "ended": np.mean([r["finish_reason"] in ("end", "stop") for r in records[m]]),
+            "ended": np.mean([r["finish_reason"] == "stop" for r in records[m]]),
             "cut": np.mean([r["finish_reason"] == "length" for r in records[m]]),
             "failed": sum(r["error"] is not None for r in records[m]),
         }

@@ -105,12 +105,17 @@ def oracle(pair: Pair, prompt, method, max_new_tokens: int, stop=None) -> decode
     )
 
 
+def finish_of(done: ed.Completion) -> str:
+    """How a row finished, in the oracle's words: "end" where END was chosen."""
+    return "end" if done.ended else done.finish_reason
+
+
 def assert_equal(done: ed.Completion, expected: decode.Result, eos_ids, note: str = "") -> bool:
     """The completion is the oracle's. False where it is not but the oracle's decision was a tie in float32."""
-    ended = done.finish_reason == "end" and bool(done.token_ids) and done.token_ids[-1] in eos_ids
+    ended = done.ended and bool(done.token_ids) and done.token_ids[-1] in eos_ids
     ids = done.token_ids[:-1] if ended else done.token_ids
     same = (
-        (ids, done.data, done.finish_reason) == (expected.ids, expected.data, expected.finish)
+        (ids, done.data, finish_of(done)) == (expected.ids, expected.data, expected.finish)
         and done.ensembled_at == expected.ensembled_at
         and done.text == expected.text
     )
@@ -118,7 +123,7 @@ def assert_equal(done: ed.Completion, expected: decode.Result, eos_ids, note: st
         return False
     assert same, (
         f"{note}\nexpected {expected.finish} {expected.ids} {expected.data!r} at {expected.ensembled_at}\n"
-        f"got      {done.finish_reason} {ids} {done.data!r} at {done.ensembled_at} {done.error}\n"
+        f"got      {finish_of(done)} {ids} {done.data!r} at {done.ensembled_at} {done.error}\n"
         f"smallest margin {expected.margin:.1e}, margins {[f'{m:.1e}' for m in expected.margins]}"
     )
     return True

@@ -187,7 +187,7 @@ class SAFE:
         for m, view in draft.views.items():
             row.stats.agreed[m] += sum(view.is_argmax.get(j, False) for j in draft.safe if j < landed)
         if row.request.trace:
-            row.trace += drafted_steps(draft.pieces[:landed], draft.probs[:landed], row.finish_reason == "end")
+            row.trace += drafted_steps(draft.pieces[:landed], draft.probs[:landed], row.ended)
 
 
 @dataclass

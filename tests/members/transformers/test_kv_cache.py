@@ -223,7 +223,9 @@ def test_a_memory_limit_is_kept_and_named_and_nothing_changes():
     assert cache.capacity == 16
     state = (cache.slots, cache.capacity, cache.generation, cache.bytes_allocated)
     for grow in (lambda: cache.reserve(4, 17), cache.acquire):
-        with pytest.raises(CacheError, match=rf"memory is limited to {limit:,} \({cache.bytes_allocated:,} allocated now"):
+        with pytest.raises(
+            CacheError, match=rf"memory is limited to {limit:,} \({cache.bytes_allocated:,} allocated now"
+        ):
             grow()
         assert (cache.slots, cache.capacity, cache.generation, cache.bytes_allocated) == state
         assert content(cache, slots[0]) == [7.0]
