@@ -21,9 +21,9 @@ import torch
 
 import ensemble_decode as ed
 from ensemble_decode import kernels
-from ensemble_decode.decode.engine import Engine
 from ensemble_decode.members.transformers.runner import Runner
 from ensemble_decode.members.tree import Tree
+from ensemble_decode.methods import StepContext
 from ensemble_decode.methods.specfuse import method as specfuse
 from ensemble_decode.methods.specfuse.scoring import Ballot, View
 from ensemble_decode.vocab.common_prefix import common_prefix
@@ -164,7 +164,7 @@ def bench_batch(ensemble: ed.Ensemble, options: argparse.Namespace) -> None:
 # -- growth ------------------------------------------------------------------------------------------------------
 
 
-def score_from_scratch(engine: Engine, ballots: Sequence[Ballot]) -> None:
+def score_from_scratch(context: StepContext, ballots: Sequence[Ballot]) -> None:
     """As the published implementation scores: one forward of the whole text per model and candidate, nothing cached."""
     for ballot in ballots:
         row = ballot.row
@@ -174,14 +174,14 @@ def score_from_scratch(engine: Engine, ballots: Sequence[Ballot]) -> None:
                 ids = row.spell(m, bytes(row.data) + candidate.text)
                 shared = common_prefix(row.ids[m], ids)
                 targets = ids[shared:] + [kernels.TARGET_END] * candidate.ended
-                row.cached[m] = 0
-                whole = row.request.prompt_ids[m] + ids
-                logits = engine.extend(m, [row], [whole], [len(ids) - shared + 1]).values[: len(targets)]
+                context.roll_back(m, row, 0)
+                whole = row.prompt(m) + ids
+                logits = context.extend(m, [row], [whole], [len(ids) - shared + 1]).values[: len(targets)]
                 told = torch.tensor(targets, dtype=torch.int32)
-                judged = kernels.verify_draft(logits, told, engine.tensors.allowed[m], engine.tensors.eos_ids[m])
+                judged = kernels.verify_draft(logits, told, context.tensors.allowed[m], context.tensors.eos_ids[m])
                 views.append(View(judged.target_prob.tolist(), 0))
             ballot.views.append(views)
-            row.cached[m] = 0
+            context.roll_back(m, row, 0)
 
 
 def bench_growth(ensemble: ed.Ensemble, options: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from decode_pace import middle
 
 import ensemble_decode as ed
 from ensemble_decode.members.transformers.runner import Runner
-from ensemble_decode.methods.safe.lengths import LONGEST
+from ensemble_decode.methods.safe.draft_lengths import LONGEST
 
 KINDS = {
     "English": [

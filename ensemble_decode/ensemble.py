@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from ensemble_decode.decode.engine import Engine
+from ensemble_decode.decode.loop import run
 from ensemble_decode.decode.prompts import ChatMode, Prompt, SystemMode, as_prompts, check_prompt_type, prompt_ids
-from ensemble_decode.decode.scheduler import PREFILL_TOKENS
+from ensemble_decode.decode.scheduler import PREFILL_TOKENS, Scheduler
 from ensemble_decode.decode.sequence import Request, Row, check_prompt
 from ensemble_decode.errors import ContextError, EnsembleError, InputError
 from ensemble_decode.members.transformers.loading import load_all
@@ -183,12 +184,10 @@ class Ensemble:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _run(self, rows: Sequence[Row], method: Method | None, sampling: Sampling, batch_size: int) -> Iterator[Row]:
-        if batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, got {batch_size!r}")
         if not sampling.greedy and sampling.seed is None:
             sampling = replace(sampling, seed=secrets.randbits(62))
-        engine = Engine(self.runners, self.vocab, self.weights, method or UniTE(), sampling, batch_size)
-        return engine.run(rows)
+        engine = Engine(self.runners, self.vocab, self.weights, method or UniTE(), sampling)
+        return run(engine, Scheduler(self.runners, batch_size), rows)
 
     def _rows(
         self,

@@ -79,6 +79,8 @@ class TraceStep(NamedTuple):
     kl: list[float]
     js: float
     model_top: list[bytes]
+    token_id: int | None
+    written: bytes
     segment: SegmentRound | None = None
 
 

@@ -84,7 +84,7 @@ class EnsembleSession:
                 number = row.request.number
                 new, seen[number] = row.length - seen[number], max(row.length, seen[number])
                 self._cached[number] = sum(
-                    held * runner.bytes_per_token for held, runner in zip(row.cached, ensemble.runners, strict=True)
+                    held * runner.bytes_per_token for held, runner in zip(row.held, ensemble.runners, strict=True)
                 )
                 yield [Event(time.perf_counter(), number, max(new, 0))]
                 if min(seen) >= goal:

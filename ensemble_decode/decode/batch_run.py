@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 from ensemble_decode.decode.admission import Room
 from ensemble_decode.decode.engine import Engine
+from ensemble_decode.decode.loop import run
 from ensemble_decode.decode.prompts import ChatMode, Prompt, SystemMode
 from ensemble_decode.decode.requests import BatchRequest, BatchResult, Order, as_stops, check_max_new_tokens, check_seed
 from ensemble_decode.decode.scheduler import Scheduler
@@ -116,9 +117,11 @@ class BatchRun(Iterator[BatchResult]):
         self._window = _AHEAD * batch_size if order == "input" else None
         runners = ensemble.runners
         self.limits = cache_limits(runners, memory)
-        engine = Engine(runners, ensemble.vocab, ensemble.weights, method, self._sampling, batch_size)
+        self._engine = Engine(runners, ensemble.vocab, ensemble.weights, method, self._sampling)
         self._room = Room(runners, self.limits)
-        self._scheduler = Scheduler(engine, room=self._room, prefill_tokens=prefill_tokens, share=share_prefixes)
+        self._scheduler = Scheduler(
+            runners, batch_size, room=self._room, prefill_tokens=prefill_tokens, share=share_prefixes
+        )
         for runner in runners:
             runner.watch_peak()
         self._at_start = [(r.stats.forwards, r.stats.tokens, r.stats.reused) for r in runners]
@@ -165,7 +168,7 @@ class BatchRun(Iterator[BatchResult]):
     # -- results -----------------------------------------------------------------------------------------------------
 
     def _as_finished(self) -> Generator[BatchResult, None, None]:
-        rows = self._scheduler.run(self._rows())
+        rows = run(self._engine, self._scheduler, self._rows())
         try:
             for row in rows:
                 if self.on_step is not None:

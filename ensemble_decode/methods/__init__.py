@@ -1,6 +1,6 @@
-"""The methods: one file each, a frozen dataclass of settings with a ``round``."""
+"""The methods: one file or folder each, a frozen dataclass of settings with a ``round``."""
 
-from ensemble_decode.methods.base import BaseMethod, Method
+from ensemble_decode.methods.base import BaseMethod, Distribution, Method, StepContext, StepRow
 from ensemble_decode.methods.gac import GaC
 from ensemble_decode.methods.gates import JS, KL, Gate, MaxProb
 from ensemble_decode.methods.safe.method import SAFE
@@ -14,6 +14,7 @@ __all__ = [
     "KL",
     "SAFE",
     "BaseMethod",
+    "Distribution",
     "GaC",
     "Gate",
     "MaxProb",
@@ -21,5 +22,7 @@ __all__ = [
     "Sharpen",
     "Single",
     "SpecFuse",
+    "StepContext",
+    "StepRow",
     "UniTE",
 ]

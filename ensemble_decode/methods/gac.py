@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from ensemble_decode import kernels
 from ensemble_decode.errors import InputError
 from ensemble_decode.kernels.reference.fuse_full import full_distribution
-from ensemble_decode.methods.base import Distribution
-from ensemble_decode.methods.sharpen import NO_SHARPEN, Sharpen
-from ensemble_decode.methods.unite import gated_round, sharpen_fields
-
-if TYPE_CHECKING:
-    from ensemble_decode.decode.engine import Engine
-    from ensemble_decode.decode.sequence import Row
+from ensemble_decode.methods.base import BaseMethod, Distribution, StepContext, StepRow
+from ensemble_decode.methods.gates import MaxProb, gate_fields
+from ensemble_decode.methods.sharpen import NO_SHARPEN, Sharpen, sharpen_fields
 
 _PRIMARY_TOP = 10  # ids of the primary that prefix sharpening may raise, as in UniTE's default top_k
 
 
 @dataclass(frozen=True)
-class GaC:
-    """Where the primary's top probability is at least ``threshold`` its token stands; elsewhere the argmax (or a sample) of
+class GaC(BaseMethod):
+    """The argmax, or a sample, of ``E(c) = sum_m w_m P_m(c)`` over every candidate of every vocabulary.
 
-    ``E(c) = sum_m w_m P_m(c)`` over every candidate of every vocabulary, a candidate that a model lacks counting 0 there.
-    ``threshold`` 1 ensembles everywhere.
+    A candidate that a model lacks counts 0 there.
+
+    Args:
+        threshold: Where the primary's top probability is at least this, its own choice stands; 1: the ensemble acts at every step.
     """
 
     threshold: float = 0.5
@@ -37,31 +34,33 @@ class GaC:
             raise InputError(f"GaC: threshold must lie between 0 and 1, got {self.threshold!r}")
 
     @property
-    def primary(self) -> int:
-        return 0
-
-    @property
-    def retokenize_primary(self) -> bool:
-        return False
-
-    def models(self, count: int) -> Sequence[int]:
-        return range(count)
-
-    def round(self, engine: Engine, rows: Sequence[Row]) -> None:
-        gated_round(self, engine, rows, self.threshold if self.threshold < 1 else None)
+    def alone_from(self) -> float | None:
+        """``threshold``; None where it is 1."""
+        return self.threshold if self.threshold < 1 else None
 
     def fuse(
-        self, engine: Engine, rows: Sequence[Row], logits: Sequence[torch.Tensor], sharpen: Sharpen = NO_SHARPEN
+        self,
+        context: StepContext,
+        rows: Sequence[StepRow],
+        logits: Sequence[torch.Tensor],
+        sharpen: Sharpen = NO_SHARPEN,
+        *,
+        draw: bool = True,
     ) -> kernels.FuseStep:
-        return kernels.fuse_full(logits, engine.tensors, self._settings(engine, rows, sharpen), _PRIMARY_TOP)
+        """One step over whole vocabularies; ``cids`` of the result are the 10 most probable candidates."""
+        settings = self._settings(context, rows, sharpen, draw)
+        return kernels.fuse_full(logits, context.tensors, settings, _PRIMARY_TOP)
 
     def distribution(
-        self, engine: Engine, rows: Sequence[Row], logits: Sequence[torch.Tensor], sharpen: Sharpen
+        self, context: StepContext, rows: Sequence[StepRow], logits: Sequence[torch.Tensor], sharpen: Sharpen
     ) -> Distribution:
-        settings = self._settings(engine, rows, sharpen)
-        probs, ensembled = full_distribution(logits, engine.tensors, settings, _PRIMARY_TOP)
+        """E over all candidates: U is the size of the aligned vocabulary."""
+        settings = self._settings(context, rows, sharpen, draw=False)
+        probs, ensembled = full_distribution(logits, context.tensors, settings, _PRIMARY_TOP)
         return Distribution(torch.arange(probs.shape[1], device=probs.device).expand_as(probs), probs, ensembled)
 
-    def _settings(self, engine: Engine, rows: Sequence[Row], sharpen: Sharpen) -> kernels.FuseSettings:
-        gate = {"gate": "max_prob", "gate_threshold": self.threshold} if self.threshold < 1 else {}
-        return engine.settings(rows, top_k=_PRIMARY_TOP, **gate, **sharpen_fields(sharpen))
+    def _settings(
+        self, context: StepContext, rows: Sequence[StepRow], sharpen: Sharpen, draw: bool
+    ) -> kernels.FuseSettings:
+        gate = MaxProb(self.threshold) if self.threshold < 1 else None
+        return context.settings(rows, draw=draw, top_k=_PRIMARY_TOP, **gate_fields(gate), **sharpen_fields(sharpen))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ensemble_decode.errors import InputError
 
@@ -15,7 +16,11 @@ def _check(name: str, threshold: float, upper: float | None) -> None:
 
 @dataclass(frozen=True)
 class MaxProb:
-    """Ensemble only where the primary's top probability is below ``threshold`` (GaC, arXiv 2406.12585, section 3.3)."""
+    """Ensemble only where the primary's top probability is below a threshold (GaC, arXiv 2406.12585, section 3.3).
+
+    Args:
+        threshold: A probability, 0 to 1.
+    """
 
     threshold: float = 0.5
 
@@ -25,9 +30,12 @@ class MaxProb:
 
 @dataclass(frozen=True)
 class KL:
-    """Ensemble only where some model is further than ``threshold`` nats from the consensus: max over m of KL(P_m || sum w P).
+    """Ensemble only where some model is far from the consensus: the maximum over m of KL(P_m || sum w P).
 
-    Taken over the union of candidates plus one bucket for the rest.
+    The divergence is taken over the union of candidates plus one bucket for the rest.
+
+    Args:
+        threshold: In nats, 0 or more; the gate is open above it.
     """
 
     threshold: float = 0.1
@@ -38,7 +46,13 @@ class KL:
 
 @dataclass(frozen=True)
 class JS:
-    """Ensemble only where the weighted Jensen-Shannon divergence of the models exceeds ``threshold`` nats (union plus rest)."""
+    """Ensemble only where the models disagree: by their weighted Jensen-Shannon divergence.
+
+    The divergence is taken over the union of candidates plus one bucket for the rest.
+
+    Args:
+        threshold: In nats, 0 or more; the gate is open above it.
+    """
 
     threshold: float = 0.1
 
@@ -48,3 +62,8 @@ class JS:
 
 Gate = MaxProb | KL | JS
 GATE_NAMES: dict[type, str] = {MaxProb: "max_prob", KL: "kl", JS: "js"}
+
+
+def gate_fields(gate: Gate | None) -> dict[str, Any]:
+    """A gate as fields of ``kernels.FuseSettings``; None has none."""
+    return {} if gate is None else {"gate": GATE_NAMES[type(gate)], "gate_threshold": gate.threshold}

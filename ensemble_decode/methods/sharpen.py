@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from ensemble_decode.errors import InputError
 
@@ -15,14 +15,18 @@ Trigger = Literal["max_prob", "entropy"]
 class Sharpen:
     """How and where to sharpen.
 
-    ``kind``: ``prefix`` adds to each of the primary's top-k candidates with probability above ``min_prob`` the mass of the
-    candidates that continue it; ``geometric`` takes the weighted geometric mean of the models instead of the arithmetic one;
-    ``temperature`` raises E to 1/``temperature`` (matters when sampling); ``none`` does nothing.
-    ``trigger``: ``max_prob`` fires where the largest ensemble probability is below ``threshold``, ``entropy`` where
-    entropy / log of the number of candidates is above it.
+    Args:
+        kind: ``"geometric"`` takes the weighted geometric mean of the models instead of the arithmetic one. ``"prefix"`` adds to each
+            of the primary's top-k candidates with probability above ``min_prob`` the mass of the candidates that continue it.
+            ``"temperature"`` raises E to 1/``temperature``, which matters when sampling. ``"none"`` does nothing.
+        trigger: ``"max_prob"`` fires where the largest ensemble probability is below ``threshold``, ``"entropy"`` where
+            entropy / log of the number of candidates is above it.
+        threshold: Of the trigger, 0 to 1.
+        min_prob: The probability that ``"prefix"`` asks of a candidate, 0 to 1.
+        temperature: Of ``"temperature"``, above 0.
     """
 
-    kind: SharpenKind = "prefix"
+    kind: SharpenKind = "geometric"
     trigger: Trigger = "max_prob"
     threshold: float = 0.5
     min_prob: float = 0.1
@@ -41,3 +45,16 @@ class Sharpen:
 
 
 NO_SHARPEN = Sharpen("none")
+
+
+def sharpen_fields(sharpen: Sharpen) -> dict[str, Any]:
+    """A ``Sharpen`` as fields of ``kernels.FuseSettings``; the kind ``"none"`` has none."""
+    if sharpen.kind == "none":
+        return {}
+    return {
+        "sharpen": sharpen.kind,
+        "trigger": sharpen.trigger,
+        "threshold": sharpen.threshold,
+        "min_prob": sharpen.min_prob,
+        "tau": sharpen.temperature,
+    }

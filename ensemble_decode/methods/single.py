@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ensemble_decode.errors import InputError
-
-if TYPE_CHECKING:
-    from ensemble_decode.decode.engine import Engine
-    from ensemble_decode.decode.sequence import Row
+from ensemble_decode.methods.base import Method, StepContext, StepRow
 
 
 @dataclass(frozen=True)
-class Single:
-    """Model number ``model`` writes alone; its ids are reported."""
+class Single(Method):
+    """One model writes alone; its ids are reported.
+
+    Args:
+        model: Its number, from 0.
+    """
 
     model: int = 0
 
     @property
     def primary(self) -> int:
+        """The model that writes."""
         return self.model
 
-    @property
-    def retokenize_primary(self) -> bool:
-        return False
-
     def models(self, count: int) -> Sequence[int]:
+        """That model alone; InputError where there is none of its number."""
         if not 0 <= self.model < count:
             raise InputError(f"Single: model must lie between 0 and {count - 1}, got {self.model!r}")
         return [self.model]
 
-    def round(self, engine: Engine, rows: Sequence[Row]) -> None:
-        logits = engine.next_logits(self.model, rows)
-        engine.commit_alone(self.model, rows, logits, engine.top_alone(self.model, logits, rows))
+    def round(self, context: StepContext, rows: Sequence[StepRow]) -> None:
+        """One token of every row."""
+        logits = context.next_logits(self.model, rows)
+        context.commit_alone(self.model, rows, logits, context.top_alone(self.model, logits, rows))

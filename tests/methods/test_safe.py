@@ -8,7 +8,7 @@ from support import tiny_models, tokenizers
 from support.ensembles import MIXED, byte_ensemble, next_distribution, same, tiny
 
 import ensemble_decode as ed
-from ensemble_decode.methods.safe.lengths import LONGEST, AutoLength
+from ensemble_decode.methods.safe.draft_lengths import LONGEST, AutoLength
 
 NONE = ed.Sharpen("none")
 EVERYWHERE = ed.GaC(threshold=1)

@@ -1,15 +1,13 @@
 """SAFE's verdicts on models whose probabilities are written down: each case is worked out by hand."""
 
-from types import SimpleNamespace
-
 import pytest
-import torch
 from support.bigrams import bigram_ensemble
 from support.equality import finish_of
 from support.oracle.vocab import END
 
 import ensemble_decode as ed
-from ensemble_decode.methods.safe import judging
+from ensemble_decode.methods.safe.reading import Proposal, Reading
+from ensemble_decode.methods.safe.verdicts import Verdict, agree
 
 NONE = ed.Sharpen("none")
 
@@ -49,12 +47,10 @@ def test_the_weighted_half():
 
 
 @pytest.mark.parametrize(("probability", "stands"), [(0.25, False), (0.25 + 1e-6, True), (0.25 - 1e-6, False)])
-def test_exactly_one_half_is_not_above_one_half(probability, stands, monkeypatch):
-    view = SimpleNamespace(prob={0: probability}, is_argmax={0: False}, failed=set())
-    monkeypatch.setattr(judging, "_read_views", lambda engine, places: None)
-    draft = SimpleNamespace(safe=[0], probs=[0.75], views={1: view})
-    (verdict,) = judging.judge_greedy(SimpleNamespace(weights=torch.tensor([0.5, 0.5])), [draft])
-    assert (verdict is None) == stands
+def test_exactly_one_half_is_not_above_one_half(probability, stands):
+    draft = Proposal(row=None, model=0, start=1, ids=[7], pieces=[b"c"], probs=[0.75], safe=[0])
+    draft.readings[1] = Reading(ids=[9], at={0: 0}, prob={0: probability}, is_argmax={0: False})
+    assert agree([0.5, 0.5], [(draft, 0)]) == [Verdict(stands)]
 
 
 def test_unanimity_needs_no_half_but_every_verifier():

@@ -7,7 +7,7 @@ from support.bigrams import bigram_ensemble
 from support.oracle.vocab import END
 
 import ensemble_decode as ed
-from ensemble_decode.methods.specfuse.exit import Standing, comparisons_won, feedback_factor
+from ensemble_decode.methods.specfuse.exits import Standing, comparisons_won, feedback_factor
 from ensemble_decode.methods.specfuse.trim import trim_word
 
 # -- the worked example ------------------------------------------------------------------------------------------

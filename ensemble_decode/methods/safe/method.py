@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
-from ensemble_decode import kernels
-from ensemble_decode.decode.tracing import drafted_steps
 from ensemble_decode.errors import InputError
-from ensemble_decode.methods.base import BaseMethod
+from ensemble_decode.methods.base import BaseMethod, Method, StepContext, StepRow
+from ensemble_decode.methods.drafts import write_drafts
 from ensemble_decode.methods.gates import GATE_NAMES, Gate
-from ensemble_decode.methods.safe.drafting import Draft, verifications, write_drafts
-from ensemble_decode.methods.safe.judging import Rejection, gather, judge_gated, judge_greedy, judge_sampled
-from ensemble_decode.methods.safe.lengths import LONGEST, AutoLength
+from ensemble_decode.methods.safe.draft_lengths import LONGEST, AutoLength
+from ensemble_decode.methods.safe.reading import Proposal, readings, roll_back
+from ensemble_decode.methods.safe.verdicts import Rejection, first_rejections, logits_at
 from ensemble_decode.methods.sharpen import Sharpen
 from ensemble_decode.methods.unite import UniTE
-
-if TYPE_CHECKING:
-    from ensemble_decode.decode.engine import Engine
-    from ensemble_decode.decode.sequence import Row
+from ensemble_decode.outputs import TraceStep
 
 
 @dataclass(frozen=True)
-class SAFE:
+class SAFE(Method):
     """Draft, verify, ensemble: one round per row and step (paper, algorithm 1).
 
-    ``base``: the step taken at a rejected position (``UniTE`` or ``GaC``). ``draft_length``: tokens per draft, or ``"auto"``: lengths that
-    follow each row's acceptance and the primary's confidence. ``sharpen``: of the ensemble distribution at that position.
-    ``test``: None for the paper's test (unanimity, or weighted probability above 1/2), or a gate: a safe position is then
-    rejected where the gate is open (``MaxProb``: the primary unsure; ``KL``, ``JS``: the models disagree). ``overlap``: while the
-    verifiers read a draft the primary writes the next one, which is dropped where something is rejected; None does so
-    where a verifier sits on another device than the primary. The tokens are the same.
-
-    Sampled (paper, appendix H): a draft token stands with probability min(1, E / P_0), a rejected position draws from the
+    Sampled (paper, appendix H), a draft token stands with probability min(1, E / P_0), and a rejected position draws from the
     residual max(E - P_0, 0).
+
+    Args:
+        base: The step taken at a rejected position: ``UniTE``, ``GaC`` or another ``BaseMethod``.
+        draft_length: Tokens per draft, or ``"auto"``: lengths that follow each row's acceptance and the primary's confidence.
+        sharpen: Of the ensemble's distribution at that position.
+        test: None for the paper's test: unanimity, or weighted probability above 1/2. Or a gate: the ensemble then acts at the first
+            safe position where the gate is open (``MaxProb``: the primary is unsure; ``KL``, ``JS``: the models disagree).
+        overlap: Whether the primary writes the next draft while the verifiers read this one; the next draft is dropped where
+            something is rejected. None: where a verifier sits on another device than the primary. The tokens are the same.
     """
 
     base: BaseMethod = field(default_factory=UniTE)
@@ -47,8 +45,8 @@ class SAFE:
     overlap: bool | None = None
 
     def __post_init__(self) -> None:
-        if not hasattr(self.base, "fuse"):
-            raise InputError(f"SAFE: base must be UniTE(...) or GaC(...), got {self.base!r}")
+        if not isinstance(self.base, BaseMethod):
+            raise InputError(f"SAFE: base must be UniTE(...), GaC(...) or another BaseMethod, got {self.base!r}")
         n = self.draft_length
         if n != "auto" and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
             raise InputError(f"SAFE: draft_length must be a positive integer or 'auto', got {n!r}")
@@ -57,166 +55,189 @@ class SAFE:
         if self.test is not None and type(self.test) not in GATE_NAMES:
             raise InputError(f"SAFE: test must be None, MaxProb, KL or JS, got {self.test!r}")
 
-    @property
-    def primary(self) -> int:
-        return 0
+    def round(self, context: StepContext, rows: Sequence[StepRow]) -> None:
+        """Algorithm 1, for every row at its own pace."""
+        # Generate: the primary writes up to n tokens alone, or has done so ahead.
+        proposals = self._generate(context, rows)
 
-    @property
-    def retokenize_primary(self) -> bool:
-        return False
+        # Verify: each verifier reads text + draft in one forward. A position is safe where every verifier has a token edge; the first
+        # safe position whose token does not stand is rejected.
+        self._read(context, proposals)
+        rejections = self._first_rejections(context, proposals)
 
-    def models(self, count: int) -> Sequence[int]:
-        return range(count)
+        # Ensemble: what stands is appended, the rest of the draft goes, and the base method acts at the rejected position on the
+        # logits that are there.
+        for proposal, rejection in zip(proposals, rejections, strict=True):
+            self._append_standing(context, proposal, rejection)
+        self._act(context, [(p, r) for p, r in zip(proposals, rejections, strict=True) if r and not p.row.finished])
 
-    def round(self, engine: Engine, rows: Sequence[Row]) -> None:
-        drafts = self._generate(engine, rows)
-        jobs = verifications(engine, drafts)
-        ahead = self._ahead(engine, drafts, jobs) if self._overlaps(engine) else _run(jobs)
-        rejected = self._judge(engine, drafts)
-        self._commit(engine, drafts, rejected, {id(draft.before): draft for draft in ahead})
+        for proposal in proposals:
+            if not proposal.row.finished:
+                roll_back(context, proposal)
 
     # -- generate --------------------------------------------------------------------------------------------------
 
-    def _generate(self, engine: Engine, rows: Sequence[Row]) -> list[Draft]:
-        """One draft per row: the one written ahead, where it still holds, else a new one."""
-        ready = {id(row): State.of(row).ahead for row in rows}
-        new = [row for row in rows if ready[id(row)] is None]
-        for row in rows:
-            State.of(row).ahead = None
-        written = {id(draft.row): draft for draft in self._write(engine, new, None)} if new else {}
-        drafts = [ready[id(row)] or written.get(id(row)) for row in rows]
-        return [draft for draft in drafts if draft is not None]
+    def _generate(self, context: StepContext, rows: Sequence[StepRow]) -> list[Proposal]:
+        """A draft per row. A row whose first logits nothing can be chosen from fails and has none."""
+        states = [State.of(row) for row in rows]
+        fresh = [Proposal(row, 0, row.total(0)) for row, state in zip(rows, states, strict=True) if state.ahead is None]
+        if fresh:
+            self._write(context, fresh, context.next_logits(0, [draft.row for draft in fresh]))
+        written = iter(fresh)
+        proposals = [next(written) if state.ahead is None else state.ahead for state in states]
+        for state in states:
+            state.ahead = None
+        return [proposal for proposal in proposals if proposal.ids]
 
-    def _write(self, engine: Engine, rows: Sequence[Row], after: Sequence[Draft] | None) -> list[Draft]:
-        """New drafts; ``after`` drafts that have not been judged yet, these being taken to stand whole."""
-        taken = [0] * len(rows) if after is None else [len(draft.ids) for draft in after]
+    def _write(self, context: StepContext, drafts: Sequence[Proposal], logits: torch.Tensor) -> None:
+        write_drafts(context, drafts, {0: logits}, self._goes_on, fail_begun=False)
+
+    def _goes_on(self, draft: Proposal) -> bool:
+        row, before = draft.row, draft.before
+        written = len(draft.ids) + (0 if before is None else len(before.ids))
         longest = LONGEST if self.draft_length == "auto" else self.draft_length
-        lengths = [min(longest, row.room - t) for row, t in zip(rows, taken, strict=True)]
-        return write_drafts(engine, rows, lengths, self._goes_on, after)
-
-    def _goes_on(self, draft: Draft) -> bool:
-        if self.draft_length != "auto":
-            return True
-        rule = State.of(draft.row).auto
-        if draft.before is not None:
-            rule = rule.after(draft.before.probs, len(draft.before.probs))
-        return rule.goes_on(draft.probs)
-
-    def _overlaps(self, engine: Engine) -> bool:
-        if self.overlap is not None:
-            return self.overlap
-        return any(runner.device != engine.device for runner in engine.runners[1:])
-
-    def _ahead(self, engine: Engine, drafts: Sequence[Draft], jobs: Sequence[Callable[[], None]]) -> list[Draft]:
-        """Run the verifiers in threads of their own, and write the next drafts meanwhile."""
-        with ThreadPoolExecutor(max_workers=max(1, len(jobs))) as pool:
-            running = [pool.submit(job) for job in jobs]
-            able = [draft for draft in drafts if self._continues(draft)]
-            ahead = self._write(engine, [draft.row for draft in able], able) if able else []
-            for job in running:
-                job.result()
-        return ahead
-
-    @staticmethod
-    def _continues(draft: Draft) -> bool:
-        row = draft.row
-        return (
-            not draft.ended
-            and len(draft.ids) < row.room
-            and not row.full_with(draft.start + len(draft.ids), draft.text)
-        )
+        if len(draft.ids) >= longest or written >= row.room:
+            return False
+        if self.draft_length == "auto":
+            rule = State.of(row).auto
+            if before is not None:
+                rule = rule.after(before.probs, len(before.probs))
+            if not rule.goes_on(draft.probs):
+                return False
+        return not row.full_with(draft.start + len(draft.ids), draft.text_from_row)
 
     # -- verify ----------------------------------------------------------------------------------------------------
 
-    def _judge(self, engine: Engine, drafts: Sequence[Draft]) -> list[Rejection | None]:
-        if len(engine.runners) == 1:
-            return [None] * len(drafts)
-        if not engine.sampling.greedy:
-            return judge_sampled(self.base, self.sharpen, engine, drafts)
-        if self.test is not None:
-            return judge_gated(self.test, getattr(self.base, "top_k", UniTE().top_k), engine, drafts)
-        return judge_greedy(engine, drafts)
+    def _read(self, context: StepContext, proposals: Sequence[Proposal]) -> None:
+        """Run the verifiers; overlapped, in threads of their own while the primary writes the drafts that follow these."""
+        forwards = readings(context, proposals)
+        overlap = self.overlap
+        if overlap is None:
+            overlap = any(device != context.device for device in context.devices)
+        if not overlap:
+            for forward in forwards:
+                forward()
+            return
+        with ThreadPoolExecutor(max_workers=max(1, len(forwards))) as pool:
+            running = [pool.submit(forward) for forward in forwards]
+            self._write_ahead(context, [proposal for proposal in proposals if _may_continue(proposal)])
+            for job in running:
+                job.result()
+
+    def _write_ahead(self, context: StepContext, proposals: Sequence[Proposal]) -> None:
+        """Write a draft behind each of these, as if all of it stood."""
+        if not proposals:
+            return
+        for p in proposals:
+            p.following = Proposal(p.row, 0, p.start + len(p.ids), before=p)
+        rows, last = [p.row for p in proposals], [p.ids[-1:] for p in proposals]
+        following = [p.following for p in proposals if p.following is not None]
+        self._write(context, following, context.extend(0, rows, last, "last").values)
+
+    def _first_rejections(self, context: StepContext, proposals: Sequence[Proposal]) -> list[Rejection | None]:
+        if len(context.devices) == 1:
+            return [None] * len(proposals)
+        test = None if self.test is None else UniTE(getattr(self.base, "top_k", UniTE().top_k), gate=self.test)
+        return first_rejections(context, proposals, self.base, self.sharpen, test)
 
     # -- ensemble --------------------------------------------------------------------------------------------------
 
-    def _commit(
-        self,
-        engine: Engine,
-        drafts: Sequence[Draft],
-        rejected: Sequence[Rejection | None],
-        ahead: Mapping[int, Draft],
-    ) -> None:
-        """Append what stands, then one fused token where something was rejected; drop the rest of the draft."""
-        open_: list[tuple[Draft, Rejection]] = []
-        for draft, rejection in zip(drafts, rejected, strict=True):
-            row, kept = draft.row, len(draft.ids) if rejection is None else rejection.at
-            row.stats.drafted += len(draft.ids)
-            row.stats.unsafe += len(draft.ids) - len(draft.safe)
-            if self.draft_length == "auto":
-                state = State.of(row)
-                state.auto = state.auto.after(draft.probs, kept)
-            held = row.cached[0]
-            self._keep(engine, draft, kept)
-            if rejection is None and not row.finished and id(draft) in ahead:
-                row.cached[0] = held
-                State.of(row).ahead = replace(ahead[id(draft)], before=None)
-            if rejection is not None and not row.finished:
-                if rejection.failed is not None:
-                    engine.fail(row, rejection.failed, draft.views[rejection.failed].logits[rejection.at])
-                else:
-                    open_.append((draft, rejection))
-        if open_:
-            rows = [draft.row for draft, _ in open_]
-            logits = gather(engine, [(draft, rejection.at) for draft, rejection in open_])
-            with engine.fusing():
-                fused = self.base.fuse(engine, rows, logits, self.sharpen)
-                fused = _overridden(engine, fused, [rejection for _, rejection in open_])
-            engine.commit(rows, logits, fused)
-
-    def _keep(self, engine: Engine, draft: Draft, kept: int) -> None:
-        row, before = draft.row, draft.row.length
-        row.cached[0] = min(row.cached[0], draft.start + kept)
-        ended = draft.ended and kept == len(draft.ids)
-        tokens = kept - ended
-        row.commit(draft.ids[:tokens], draft.pieces[:tokens])
+    def _append_standing(self, context: StepContext, proposal: Proposal, rejection: Rejection | None) -> None:
+        """Append the tokens before the rejection, all of them where there is none, and count what became of the draft."""
+        row, state = proposal.row, State.of(proposal.row)
+        kept = len(proposal.ids) if rejection is None else rejection.at
+        ended = proposal.ended and kept == len(proposal.ids)
+        landed = row.append_tokens(proposal.ids[: kept - ended], proposal.pieces[: kept - ended])
         if ended and not row.finished:
-            row.end(draft.ids[-1])
-        landed = row.length - before
+            row.end(proposal.ids[-1])
+            landed += 1
+        row.stats.drafted += len(proposal.ids)
+        row.stats.unsafe += len(proposal.ids) - len(proposal.safe)
         row.stats.accepted += landed
         row.stats.agreed[0] += landed
-        for m, view in draft.views.items():
-            row.stats.agreed[m] += sum(view.is_argmax.get(j, False) for j in draft.safe if j < landed)
-        if row.request.trace:
-            row.trace += drafted_steps(draft.pieces[:landed], draft.probs[:landed], row.ended)
+        for m, reading in proposal.readings.items():
+            row.stats.agreed[m] += sum(reading.is_argmax.get(j, False) for j in proposal.safe if j < landed)
+        if row.traced:
+            row.trace += _steps(proposal, landed)
+        if self.draft_length == "auto":
+            state.auto = state.auto.after(proposal.probs, kept)
+        if rejection is None and proposal.following is not None and proposal.following.ids:
+            proposal.following.before = None
+            state.ahead = proposal.following
+        else:
+            proposal.following = None
+        if rejection is not None and rejection.failed is not None and not row.finished:
+            context.fail(row, rejection.failed, proposal.readings[rejection.failed].logits[rejection.at])
+
+    def _act(self, context: StepContext, rejected: Sequence[tuple[Proposal, Rejection]]) -> None:
+        """One step of the base method at the rejected positions. Sampled, the residual's draw is the choice."""
+        if not rejected:
+            return
+        rows = [proposal.row for proposal, _ in rejected]
+        logits = logits_at(context, [(proposal, rejection.at) for proposal, rejection in rejected])
+        drawn = [rejection.cid for _, rejection in rejected if rejection.cid is not None]
+        with context.time_fusion():
+            fused = self.base.fuse(context, rows, logits, self.sharpen, draw=False)
+        context.commit(
+            rows,
+            logits,
+            fused,
+            chosen=drawn or None,
+            whole=lambda: self.base.distribution(context, rows, logits, self.sharpen),
+        )
 
 
 @dataclass
 class State:
-    """What SAFE keeps per row between rounds: the rule of ``draft_length="auto"`` and a draft written ahead."""
+    """What SAFE keeps per row between rounds.
+
+    Attributes:
+        auto: The rule of ``draft_length="auto"``.
+        ahead: A draft written ahead, whose predecessor stood whole.
+    """
 
     auto: AutoLength = field(default_factory=AutoLength)
-    ahead: Draft | None = None
+    ahead: Proposal | None = None
 
     def forget_caches(self) -> None:
         """A draft written ahead rests on the caches; without it the same tokens are drafted again."""
         self.ahead = None
 
     @classmethod
-    def of(cls, row: Row) -> State:
+    def of(cls, row: StepRow) -> State:
+        """The row's state, a new one in its first round."""
         if not isinstance(row.state, cls):
             row.state = cls()
         return row.state
 
 
-def _run(jobs: Sequence[Callable[[], None]]) -> list[Draft]:
-    for job in jobs:
-        job()
-    return []
+def _may_continue(proposal: Proposal) -> bool:
+    row = proposal.row
+    if proposal.ended or len(proposal.ids) >= row.room:
+        return False
+    return not row.full_with(proposal.start + len(proposal.ids), proposal.text)
 
 
-def _overridden(engine: Engine, fused: kernels.FuseStep, rejections: Sequence[Rejection]) -> kernels.FuseStep:
-    """Put the candidates that sampling has drawn in place of the fused step's own choice."""
-    if all(r.cid is None for r in rejections):
-        return fused
-    cid = torch.tensor([r.cid for r in rejections], dtype=fused.cid.dtype, device=fused.cid.device)
-    return fused._replace(cid=cid, primary_id=engine.tensors.piece_id[0][cid.long()])
+def _steps(proposal: Proposal, landed: int) -> list[TraceStep]:
+    """The trace of the draft's first ``landed`` tokens, each with the primary's probability."""
+    steps = []
+    for j in range(landed):
+        piece, ended = proposal.pieces[j], proposal.ended and j == len(proposal.ids) - 1
+        steps.append(
+            TraceStep(
+                candidates=[piece],
+                probs=[proposal.probs[j]],
+                chosen=piece,
+                ended=ended,
+                ensembled=False,
+                sharpened=False,
+                max_prob=proposal.probs[j],
+                entropy=0.0,
+                kl=[],
+                js=0.0,
+                model_top=[piece],
+                token_id=proposal.ids[j],
+                written=piece,
+            )
+        )
+    return steps

@@ -3,38 +3,37 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from ensemble_decode.errors import InputError
-from ensemble_decode.methods.base import check_choice
-from ensemble_decode.methods.specfuse.drafts import Segment, write_segments
-from ensemble_decode.methods.specfuse.exit import Exit, Standing, comparisons_won, feedback_factor
+from ensemble_decode.members.tree import Tree
+from ensemble_decode.methods.base import Method, StepContext, StepRow, check_choice
+from ensemble_decode.methods.drafts import Draft, write_drafts
+from ensemble_decode.methods.specfuse.exits import Exit, Standing, comparisons_won, feedback_factor
 from ensemble_decode.methods.specfuse.scoring import Ballot, Candidate, score
 from ensemble_decode.methods.specfuse.trim import trim_word
 from ensemble_decode.outputs import SegmentRound, TraceStep
-
-if TYPE_CHECKING:
-    from ensemble_decode.decode.engine import Engine
-    from ensemble_decode.decode.sequence import Row
-    from ensemble_decode.members.tree import Tree
 
 Trim = Literal["word", "none"]
 
 
 @dataclass(frozen=True)
-class SpecFuse:
+class SpecFuse(Method):
     """Draft, score each other, keep the best segment, let weak models go: one round per row and step (docs/methods.md).
 
-    ``segment_length``: tokens per draft. ``exit_threshold``: a model leaves a row where its share of the exit softmax falls below
-    this over the number of models at the start; 0 keeps all. ``temperature``: of that softmax in the first round, divided by the
-    round (not below 0.05). ``feedback``: None, or the learning rate of SpecEM's weights. ``trim``: ``"word"`` cuts drafts before an
-    unfinished last word, ``"none"`` nowhere. ``literals``: further candidates of every round, strings or bytes.
+    Drafts are greedy or sampled, as the call's ``Sampling`` says. Scores are probabilities at temperature 1.
 
-    Drafts are greedy or sampled, as the call's ``Sampling`` says; scores are probabilities at temperature 1.
+    Args:
+        segment_length: Tokens per draft, in its model's own tokens.
+        exit_threshold: A model leaves a row where its share of the exit softmax falls below this over the number of models at the
+            start, 0 to 1; 0 keeps all.
+        temperature: Of that softmax in the first round, above 0; divided by the round, not below 0.05.
+        feedback: None, or the learning rate of SpecEM's weights, above 0.
+        trim: ``"word"`` cuts drafts before a last word that may be unfinished, ``"none"`` leaves them whole.
+        literals: Further candidates of every round, strings or bytes.
     """
 
     segment_length: int = 10
@@ -63,34 +62,46 @@ class SpecFuse:
         object.__setattr__(self, "literals", tuple(self.literals))  # a list would not hash
 
     @property
-    def primary(self) -> int:
-        return 0
-
-    @property
     def retokenize_primary(self) -> bool:
+        """True: segments of other models are no tokens of the primary."""
         return True
 
-    def models(self, count: int) -> Sequence[int]:
-        return range(count)
-
-    def round(self, engine: Engine, rows: Sequence[Row]) -> None:
-        active = [list(_standing(engine, row).active) for row in rows]
-        segments = write_segments(engine, rows, active, self.segment_length)
+    def round(self, context: StepContext, rows: Sequence[StepRow]) -> None:
+        """Every active model drafts, every one scores all drafts, each row gets its best one; weak models leave."""
+        active = [list(_standing(context, row).active) for row in rows]
+        segments = self._write_segments(context, rows, active)
         ballots = []
         for row, models, drafts in zip(rows, active, segments, strict=True):
             if not row.finished:
                 ballot = self._ballot(row, models, drafts)
                 if ballot is None:
-                    row.finish_reason = "length"
+                    row.end_full()
                 else:
                     ballots.append(ballot)
-        score(engine, ballots)
-        settled = [(ballot, self._settle(engine, ballot)) for ballot in ballots if not ballot.row.finished]
-        _keep_winners(engine, settled)
+        score(context, ballots)
+        settled = [(ballot, self._settle(context, ballot)) for ballot in ballots if not ballot.row.finished]
+        _keep_winners(context, settled)
 
     # -- draft -----------------------------------------------------------------------------------------------------
 
-    def _ballot(self, row: Row, active: list[int], segments: list[Segment]) -> Ballot | None:
+    def _write_segments(
+        self, context: StepContext, rows: Sequence[StepRow], active: Sequence[Sequence[int]]
+    ) -> list[list[Draft]]:
+        """Per row the drafts of its active models, in their order."""
+        segments = [[Draft(row, m, row.total(m)) for m in models] for row, models in zip(rows, active, strict=True)]
+        drafts = [draft for made in segments for draft in made]
+        logits = {
+            m: context.next_logits(m, [draft.row for draft in drafts if draft.model == m])
+            for m in sorted({draft.model for draft in drafts})
+        }
+        write_drafts(context, drafts, logits, self._goes_on, fail_begun=True)
+        return segments
+
+    def _goes_on(self, draft: Draft) -> bool:
+        full = draft.start + len(draft.ids) >= draft.row.context_lengths[draft.model]
+        return len(draft.ids) < self.segment_length and not full
+
+    def _ballot(self, row: StepRow, active: list[int], segments: list[Draft]) -> Ballot | None:
         """Trim the drafts and merge equal ones; None where a draft does not fit every context. Literals that do not are left out."""
         merged: dict[tuple[bytes, bool], Candidate] = {}
         for segment in segments:
@@ -110,9 +121,9 @@ class SpecFuse:
 
     # -- choose, exit, feedback ------------------------------------------------------------------------------------
 
-    def _settle(self, engine: Engine, ballot: Ballot) -> int:
-        """Append the winner to its row, update the models' standing, let those go that leave; the winner's number."""
-        row, standing = ballot.row, _standing(engine, ballot.row)
+    def _settle(self, context: StepContext, ballot: Ballot) -> int:
+        """Append the winner to its row, update the models' standing, let weak models leave; the winner's number."""
+        row, standing = ballot.row, _standing(context, ballot.row)
         scores, drafts = ballot.scores(), ballot.drafts()
         weights = [standing.weights[m] for m in ballot.active]
         totals = [
@@ -126,27 +137,27 @@ class SpecFuse:
         standing.renormalise()
         _count(ballot, ballot.candidates[winner], standing)
         if standing.rounds == 1:
-            row.stats.first_segment_seconds = time.perf_counter() - engine.clock.started
-        if row.request.trace:
+            row.stats.first_segment_seconds = context.seconds()
+        if row.traced:
             row.trace.append(_trace(ballot, scores, totals, winner, test, standing))
         chosen = ballot.candidates[winner]
         for m in test.left:  # before the text grows: a context that it fills ends the row only where its model stays
-            engine.leave(row, m)
+            context.leave(row, m)
         row.append_segment(chosen.text, ended=chosen.ended, ensembled=len(ballot.active) > 1)
         return winner
 
 
-def _standing(engine: Engine, row: Row) -> Standing:
+def _standing(context: StepContext, row: StepRow) -> Standing:
     if not isinstance(row.state, Standing):
-        row.state = Standing.start(engine.weights.tolist())
+        row.state = Standing.start(context.weights.tolist())
         row.stats.segments = [0] * row.state.models
     return row.state
 
 
-def _keep_winners(engine: Engine, settled: Sequence[tuple[Ballot, int]]) -> None:
+def _keep_winners(context: StepContext, settled: Sequence[tuple[Ballot, int]]) -> None:
     """Bring every cache to its row's new text without running it again: what drafting or scoring has left there stays."""
-    for m in range(len(engine.runners)):
-        rows: list[Row] = []
+    for m in range(len(context.devices)):
+        rows: list[StepRow] = []
         trees: list[Tree] = []
         paths: list[list[int]] = []
         for ballot, winner in settled:
@@ -160,9 +171,9 @@ def _keep_winners(engine: Engine, settled: Sequence[tuple[Ballot, int]]) -> None
                 trees.append(ballot.trees[i])
                 paths.append(view.path)
             else:
-                row.cached[m] = view.cached
+                context.roll_back(m, row, view.cached)
         if rows:
-            engine.keep_paths(m, rows, trees, paths)
+            context.keep_paths(m, rows, trees, paths)
 
 
 def _count(ballot: Ballot, chosen: Candidate, standing: Standing) -> None:
@@ -192,6 +203,8 @@ def _trace(
         kl=[],
         js=0.0,
         model_top=[candidates[c].text for c in ballot.drafts()],
+        token_id=None,
+        written=candidates[winner].text,
         segment=SegmentRound(
             active=ballot.active,
             ended=[candidate.ended for candidate in candidates],

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from ensemble_decode import kernels
 from ensemble_decode.members.tree import Tree
+from ensemble_decode.methods.base import StepContext, StepRow
+from ensemble_decode.methods.drafts import Draft
 from ensemble_decode.vocab.common_prefix import common_prefix
-
-if TYPE_CHECKING:
-    from ensemble_decode.decode.engine import Engine
-    from ensemble_decode.decode.sequence import Row
-    from ensemble_decode.methods.specfuse.drafts import Segment
 
 
 @dataclass
 class Candidate:
-    """A segment that may come next, and the models whose draft it is (none: a literal)."""
+    """A segment that may come next.
+
+    Attributes:
+        text: Its bytes.
+        ended: Whether END follows them.
+        drafted_by: The models whose draft it is; none: a literal.
+    """
 
     text: bytes
     ended: bool
@@ -29,14 +31,20 @@ class Candidate:
 
 @dataclass
 class Ballot:
-    """One row's candidates in one round. ``segments``: of the ``active`` models, in their order.
+    """One row's candidates in one round.
 
-    ``views[i][c]``: how model ``active[i]`` reads candidate c, in ``trees[i]``.
+    Attributes:
+        row: The row.
+        active: The models that draft and judge, ascending.
+        segments: Their drafts, in their order.
+        candidates: What they judge.
+        views: ``views[i][c]``: how model ``active[i]`` reads candidate c, in ``trees[i]``.
+        trees: Per active model what it still has to read.
     """
 
-    row: Row
+    row: StepRow
     active: list[int]
-    segments: list[Segment]
+    segments: list[Draft]
     candidates: list[Candidate]
     views: list[list[View]] = field(default_factory=list)
     trees: list[Tree] = field(default_factory=list)
@@ -54,9 +62,12 @@ class Ballot:
 class View:
     """How one model reads one candidate.
 
-    ``probs``: the probabilities of the candidate's ids, END included. ``stored``: logits kept from drafting, and the id they are
-    read at; ``reads``: rows of the tree's logits, and ids likewise. ``path``: the nodes of the tree that the candidate's text
-    needs; without any, the first ``cached`` ids of prompt and text are in the cache as they are.
+    Attributes:
+        probs: The probabilities of the candidate's ids, END included.
+        cached: So many leading ids of prompt + text + candidate are in the cache as they are, where ``path`` is empty.
+        stored: Logits kept from drafting, and the id that they are read at.
+        reads: Rows of the tree's logits, and the ids that they are read at.
+        path: The nodes of the tree that the candidate's text needs.
     """
 
     probs: list[float]
@@ -66,9 +77,9 @@ class View:
     path: list[int] = field(default_factory=list)
 
 
-def score(engine: Engine, ballots: Sequence[Ballot]) -> None:
+def score(context: StepContext, ballots: Sequence[Ballot]) -> None:
     """Fill in every ballot's views. A row with logits that give no probability fails, naming the model."""
-    for m in range(len(engine.runners)):
+    for m in range(len(context.devices)):
         voting = [ballot for ballot in ballots if m in ballot.active and not ballot.row.finished]
         if not voting:
             continue
@@ -76,13 +87,13 @@ def score(engine: Engine, ballots: Sequence[Ballot]) -> None:
             segment = ballot.segments[ballot.active.index(m)]
             ballot.trees.append(Tree())
             ballot.views.append([_view(ballot.row, segment, c, ballot.trees[-1]) for c in ballot.candidates])
-        _read_stored(engine, m, voting)
-        _read_trees(engine, m, [ballot for ballot in voting if ballot.trees[-1].ids and not ballot.row.finished])
+        _read_stored(context, m, voting)
+        _read_trees(context, m, [ballot for ballot in voting if ballot.trees[-1].ids and not ballot.row.finished])
 
 
-def _view(row: Row, segment: Segment, candidate: Candidate, tree: Tree) -> View:
+def _view(row: StepRow, segment: Draft, candidate: Candidate, tree: Tree) -> View:
     """Find out which of a candidate's probabilities are known from drafting, and put the rest into the tree."""
-    m, prompt, held = segment.model, row.request.prompt_ids[segment.model], row.ids[segment.model]
+    m, prompt, held = segment.model, row.prompt(segment.model), row.ids[segment.model]
     ids = row.spell(m, bytes(row.data) + candidate.text)
     shared = common_prefix(held, ids)
     targets = ids[shared:] + [kernels.TARGET_END] * candidate.ended
@@ -112,17 +123,17 @@ def _wants(tree: Tree, path: Sequence[int], targets: Sequence[int]) -> list[tupl
     return [(tree.want(node), target) for node, target in zip(path, targets, strict=True)]
 
 
-def _read_stored(engine: Engine, m: int, ballots: Sequence[Ballot]) -> None:
+def _read_stored(context: StepContext, m: int, ballots: Sequence[Ballot]) -> None:
     readers = [(b.row, view, *view.stored) for b in ballots for view in b.views[-1] if view.stored is not None]
     if readers:
         logits = torch.stack([values for _, _, values, _ in readers])
-        _note(engine, m, [(row, view) for row, view, _, _ in readers], logits, [target for *_, target in readers])
+        _note(context, m, [(row, view) for row, view, _, _ in readers], logits, [target for *_, target in readers])
 
 
-def _read_trees(engine: Engine, m: int, ballots: Sequence[Ballot]) -> None:
+def _read_trees(context: StepContext, m: int, ballots: Sequence[Ballot]) -> None:
     if not ballots:
         return
-    out = engine.read_trees(m, [b.row for b in ballots], [b.trees[-1] for b in ballots])
+    out = context.read_trees(m, [b.row for b in ballots], [b.trees[-1] for b in ballots])
     readers, places, targets = [], [], []
     for start, ballot in zip(out.starts, ballots, strict=False):
         for view in ballot.views[-1]:
@@ -132,22 +143,22 @@ def _read_trees(engine: Engine, m: int, ballots: Sequence[Ballot]) -> None:
                 targets.append(target)
     if readers:
         same = places == list(range(len(out.values)))
-        _note(engine, m, readers, out.values if same else out.values[places], targets)
+        _note(context, m, readers, out.values if same else out.values[places], targets)
 
 
 def _note(
-    engine: Engine, m: int, readers: Sequence[tuple[Row, View]], logits: torch.Tensor, targets: Sequence[int]
+    context: StepContext, m: int, readers: Sequence[tuple[StepRow, View]], logits: torch.Tensor, targets: Sequence[int]
 ) -> None:
     """Add the probability of one target per row of ``logits`` to the view that reads it."""
-    with engine.fusing():
+    with context.time_fusion():
         checked = kernels.verify_draft(
             logits,
             torch.tensor(targets, dtype=torch.int32, device=logits.device),
-            engine.tensors.allowed[m],
-            engine.tensors.eos_ids[m],
+            context.tensors.allowed[m],
+            context.tensors.eos_ids[m],
         )
         probs, flags = checked.target_prob.tolist(), checked.flags.tolist()
     for i, ((row, view), prob, flag) in enumerate(zip(readers, probs, flags, strict=True)):
         if flag and not row.finished:
-            engine.fail(row, m, logits[i])
+            context.fail(row, m, logits[i])
         view.probs.append(prob)

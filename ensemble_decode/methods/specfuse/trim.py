@@ -6,9 +6,9 @@ import codecs
 
 
 def trim_word(draft: bytes) -> bytes:
-    """A draft less an incomplete UTF-8 tail and less a last word that may be unfinished; the whole draft where nothing would be left.
+    """A draft without an incomplete UTF-8 tail and without a last word that may be unfinished; whole where nothing would be left.
 
-    The last word goes, with the whitespace before it, where its last character is alphanumeric and something else than
+    The last word goes, with the whitespace before it, where its last character is alphanumeric and something other than
     whitespace stands before that whitespace.
     """
     text, used = codecs.utf_8_decode(draft, "surrogateescape", False)

@@ -13,8 +13,11 @@ _COLDEST = 0.05  # the exit test's temperature does not fall below this
 class Standing:
     """The models of one row between its rounds.
 
-    ``active``: those still taking part, ascending. ``weights``: of all models, 0 for those that left, sum 1. ``totals``: each
-    model's sum of ``S(c_i)`` over the ``rounds`` so far.
+    Attributes:
+        active: Those still taking part, ascending.
+        weights: Of all models, 0 for those that left, sum 1.
+        totals: Each model's sum of ``S(c_i)`` over the rounds so far.
+        rounds: Rounds so far.
     """
 
     active: list[int]
@@ -24,6 +27,7 @@ class Standing:
 
     @classmethod
     def start(cls, weights: Sequence[float]) -> Standing:
+        """All models active, with the ensemble's ``weights``."""
         standing = cls(list(range(len(weights))), list(weights), [0.0] * len(weights))
         standing.renormalise()
         return standing
@@ -46,10 +50,15 @@ class Standing:
                 self.weights[m] = self.weights[m] / total if total > 0 else 1 / len(self.active)
 
     def record(self, scores: Sequence[float], temperature: float, threshold: float) -> Exit:
-        """Count a round in, ``scores[i]`` being S of the draft of model ``active[i]``, and let the weak models go.
+        """Count a round in and let the weak models go.
 
-        ``Q_i`` is the mean of a model's scores so far, ``p = softmax(Q / tau)`` with ``tau = max(temperature / round, 0.05)``; models with
+        ``Q_i`` is the mean of a model's scores so far, ``p = softmax(Q / tau)`` with ``tau = max(temperature / round, 0.05)``. Models with
         ``p_i < threshold / M`` leave, the best one never.
+
+        Args:
+            scores: S of the draft of each active model.
+            temperature: Of the softmax in the first round.
+            threshold: The share of 1/M below which a model leaves.
         """
         self.rounds += 1
         for m, score in zip(self.active, scores, strict=True):
@@ -66,7 +75,14 @@ class Standing:
 
 @dataclass(frozen=True)
 class Exit:
-    """One exit test, per model that was active: quality Q, its softmax p at temperature ``tau``; and the models that leave."""
+    """One exit test.
+
+    Attributes:
+        quality: Q of each model that was active.
+        probs: Its softmax p.
+        tau: The softmax's temperature.
+        left: The models that leave.
+    """
 
     quality: list[float]
     probs: list[float]
@@ -77,8 +93,12 @@ class Exit:
 def comparisons_won(scores: Sequence[Sequence[float]], drafts: Sequence[int]) -> list[float]:
     """``r_i``: the share of comparisons that model i's candidate wins or ties (SpecEM).
 
-    ``scores[j][c]``: what model j gives candidate c; ``drafts[i]``: the candidate that model i drafted. Compared with every other
-    model k's candidate, in the judgement of every model j other than i. A model alone has none: 0.
+    It is compared with every other model k's candidate, in the judgement of every model j other than i. A model alone has no
+    comparisons: 0.
+
+    Args:
+        scores: ``scores[j][c]``: what model j gives candidate c.
+        drafts: ``drafts[i]``: the candidate that model i drafted.
     """
     count = len(drafts)
     won = []

@@ -1,0 +1,48 @@
+"""The decode loop: schedule a round, run it, postprocess, until no row is left."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+
+from ensemble_decode.decode.engine import Engine
+from ensemble_decode.decode.scheduler import Scheduler, is_out_of_memory
+from ensemble_decode.decode.sequence import Row
+from ensemble_decode.errors import EnsembleError
+
+
+def run(engine: Engine, scheduler: Scheduler, rows: Iterable[Row | None]) -> Generator[Row, None, None]:
+    """Run rows to their end; yields a row after each round that moved it.
+
+    Args:
+        engine: Runs the rounds.
+        scheduler: Decides which rows take part in them.
+        rows: Read as there is room; None in it: no row for now.
+    """
+    source = iter(rows)
+    try:
+        while not scheduler.done:
+            yield from scheduler.admit(source)
+            if scheduler.active:
+                yield from step(engine, scheduler)
+    finally:
+        engine.abandon()
+        scheduler.close()
+
+
+def step(engine: Engine, scheduler: Scheduler) -> list[Row]:
+    """One round: schedule, run, postprocess; the rows that it moved. A round that runs out of memory is undone."""
+    before = [row.snapshot() for row in scheduler.active]
+    try:
+        plan = scheduler.schedule()
+        engine.run(plan)
+    except (RuntimeError, MemoryError, EnsembleError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error)
+    else:
+        return scheduler.postprocess(plan)
+    # Outside of the handler, where the error would still hold on to the round's tensors.
+    engine.abandon()
+    for snapshot in before:
+        snapshot.restore()
+    return scheduler.start_smaller(reason)
