@@ -48,7 +48,7 @@ class Job:
 
     def identity(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """What the results depend on, as the manifest keeps it; ``found``: what identifies the input."""
-        from ensemble_decode import __version__
+        from ensemble_decode.version import __version__
 
         load = {name: _told(value) for name, value in self.load.items()}
         sampling = self.defaults.sampling
@@ -145,7 +145,7 @@ def carry_out(job: Job, watcher: Watcher, work: Callable[[Output, Summary], None
     try:
         for note in output.notes:
             watcher.note(note)
-        summary = Summary.begin(job, output)
+        summary = Summary(str(job.input), str(job.output), output.tally["rows"])
         if not output.complete:
             if output.tally["rows"]:
                 watcher.note(f"going on: {output.tally['rows']} of {len(output.done)} lines have their results")

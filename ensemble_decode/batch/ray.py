@@ -43,8 +43,8 @@ class EnsembleWorker:
     """
 
     def __init__(self, job: Job, seed: int) -> None:
-        from ensemble_decode.cli.support import quiet_libraries
         from ensemble_decode.ensemble import Ensemble
+        from ensemble_decode.members.transformers.remarks import quiet_libraries
 
         quiet_libraries()
         self._job, self._seed = job, seed

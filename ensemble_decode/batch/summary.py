@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ensemble_decode.batch.output import Output
+
 if TYPE_CHECKING:
-    from ensemble_decode.batch.job import Job
-    from ensemble_decode.batch.output import Output
     from ensemble_decode.decode.batch_run import Counts
 
 
@@ -22,10 +22,6 @@ class Summary:
     errors: dict[str, int] = field(default_factory=dict)
     complete: bool = False
     this_run: dict[str, Any] | None = None
-
-    @classmethod
-    def begin(cls, job: Job, output: Output) -> Summary:
-        return cls(str(job.input), str(job.output), output.tally["rows"])
 
     def count(self, counts: Counts, models: Sequence[str], limits: Sequence[int] | None = None) -> None:
         """Take over what a run has counted. ``limits``: bytes per model's cache."""

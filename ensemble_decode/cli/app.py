@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ensemble_decode import __version__
 from ensemble_decode.cli.batch import batch
 from ensemble_decode.cli.bench import bench_app
 from ensemble_decode.cli.demo import demo
@@ -20,6 +19,7 @@ from ensemble_decode.cli.lm_eval import lm_eval
 from ensemble_decode.cli.models import models_app
 from ensemble_decode.cli.plan import plan
 from ensemble_decode.errors import EnsembleError, InputError
+from ensemble_decode.version import __version__
 
 app = typer.Typer(
     name="ensemble-decode",

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from ensemble_decode.cli.support import quiet_libraries
 from ensemble_decode.errors import InputError
+from ensemble_decode.members.transformers.remarks import quiet_libraries
 
 if TYPE_CHECKING:
     from ensemble_decode.bench.record import Record

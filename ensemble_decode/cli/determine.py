@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from ensemble_decode.cli.support import quiet_libraries
 from ensemble_decode.errors import InputError
+from ensemble_decode.members.transformers.remarks import quiet_libraries
 
 _INPUT, _GENERATION, _FIGURES, _RULES, _OUTPUT = "Input", "Generation", "Figures", "Rules", "Output"
 

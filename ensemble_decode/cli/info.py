@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ensemble_decode import __version__
 from ensemble_decode.paths import cache_home
+from ensemble_decode.version import __version__
 
 _PACKAGES = (
     "torch",

@@ -5,10 +5,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ensemble_decode.cli.support import quiet_libraries
 from ensemble_decode.errors import InputError
 from ensemble_decode.members import sources as models
 from ensemble_decode.members.sources.gguf_convert import conversions, converted_folder, remove_conversions
+from ensemble_decode.members.transformers.remarks import quiet_libraries
 
 models_app = typer.Typer(help="Fetch, list and remove the demo models.", no_args_is_help=True)
 

@@ -10,14 +10,6 @@ if TYPE_CHECKING:
     from ensemble_decode.outputs import Delta
 
 
-def quiet_libraries() -> None:
-    """No progress bars or remarks of transformers on the terminal: the command shows its own progress."""
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-
-
 def load_ensemble(specs: Sequence[str], console: Console, **options: Any) -> "Ensemble":
     """``Ensemble.load`` under a spinner on ``console``; demo models are fetched first, with their own progress bar."""
     from ensemble_decode.members import sources as models
@@ -28,6 +20,7 @@ def load_ensemble(specs: Sequence[str], console: Console, **options: Any) -> "En
             models.fetch_demo(parsed.location, console)
     with console.status("Loading models (a GGUF file is converted on first use, which takes about a minute)"):
         from ensemble_decode.ensemble import Ensemble
+        from ensemble_decode.members.transformers.remarks import quiet_libraries
 
         quiet_libraries()
         return Ensemble.load(list(specs), **options)

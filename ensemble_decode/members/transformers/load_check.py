@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from ensemble_decode.errors import ModelError
+from ensemble_decode.members.protocol import Member
 from ensemble_decode.members.transformers.rollback_support import ADVICE
-
-if TYPE_CHECKING:
-    from ensemble_decode.members.transformers.runner import Runner
 
 _LENGTHS = (7, 4)
 
@@ -26,8 +22,8 @@ def own_logits(model: torch.nn.Module, rows: list[list[int]], device: torch.devi
         return [model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0] for ids in rows]
 
 
-def check_against(runner: Runner, rows: list[list[int]], expected: list[torch.Tensor]) -> None:
-    """Run ``rows`` through the runner with a ragged second step and a rollback, and compare with ``expected``.
+def check_against(runner: Member, kind: str, rows: list[list[int]], expected: list[torch.Tensor]) -> None:
+    """Run ``rows`` through a member, whose model is a ``kind``, with a ragged second step and a rollback, and compare with ``expected``.
 
     The allowed difference is a share of the spread of the logits: 0.1 % in float32, 25 % in half precision (rounding of
     unlucky models), so this finds an attention or head that does something unknown, not a wrong bit.
@@ -47,7 +43,7 @@ def check_against(runner: Runner, rows: list[list[int]], expected: list[torch.Te
         spread = float(wanted.std())
         if not gap <= tolerance * spread + 1e-6:
             raise ModelError(
-                f"{runner.name} ({type(runner.model).__name__}): with its keys and values in row slots its logits differ from "
+                f"{runner.name} ({kind}): with its keys and values in row slots its logits differ from "
                 f"its own by {gap:.3g} (their spread is {spread:.3g}), so something in its attention or head is not "
                 f"supported; {ADVICE}"
             )

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from ensemble_decode.members.transformers.buckets import Buckets
 from ensemble_decode.members.transformers.layer_store import LayerStore
-
-if TYPE_CHECKING:
-    from ensemble_decode.members.transformers.token_trees import TreeMask
+from ensemble_decode.members.transformers.tree_mask import TreeMask
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class Runner:
         compiled, self.compiled, graphs, self.graphs = self.compiled, None, self.graphs, None
         self.cache = SlotCache(shapes, self.device, block=16, slot_block=2, name=self.name)
         self._windows: dict[int, int | None] | None = {}
-        load_check.check_against(self, rows, expected)
+        load_check.check_against(self, type(self.model).__name__, rows, expected)
         check_windows(self.config, self._windows, len(shapes), self.name)
         self._windows = None
         self.compiled, self.graphs = compiled, graphs
