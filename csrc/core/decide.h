@@ -1,4 +1,4 @@
-// Aggregate, gate, sharpen and choose among the candidates of one row. The rules: docs/architecture.md.
+// Aggregate, gate, sharpen and choose among the candidates of one row. The rules: docs/contracts.md.
 #pragma once
 
 #include <cstdint>

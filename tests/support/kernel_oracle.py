@@ -1,6 +1,6 @@
 """The operators again, by brute force: one row at a time, Python and NumPy, float64, no code of the package.
 
-Written from the rules in docs/architecture.md. Rows are lists or 1-D arrays; a vocabulary is a `Vocab` of plain bytes.
+Written from the rules in docs/contracts.md. Rows are lists or 1-D arrays; a vocabulary is a `Vocab` of plain bytes.
 """
 
 from __future__ import annotations
