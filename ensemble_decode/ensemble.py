@@ -20,6 +20,7 @@ from ensemble_decode.errors import ContextError, EnsembleError, InputError
 from ensemble_decode.members.transformers.loading import load_all
 from ensemble_decode.members.transformers.runner import Runner
 from ensemble_decode.methods import Method, UniTE
+from ensemble_decode.methods.base import participants
 from ensemble_decode.outputs import Completion, Delta
 from ensemble_decode.sampling import Sampling
 from ensemble_decode.vocab.aligned import AlignedVocab
@@ -208,7 +209,7 @@ class Ensemble:
         if system not in ("error", "merge"):
             raise InputError(f"system must be 'error' or 'merge', got {system!r}")
         stops = [stop] if isinstance(stop, (str, bytes)) else list(stop or ())
-        used = list(method.models(len(self.runners)))
+        used = participants(method, self.runners)
         items, _ = as_prompts(prompts)
         if row_ids is not None and len(row_ids) != len(items):
             raise InputError(f"row_ids: {len(items)} prompts need {len(items)} ids, got {len(row_ids)}")

@@ -18,6 +18,7 @@ from ensemble_decode.decode.sequence import Request, Row
 from ensemble_decode.errors import EnsembleError, InputError
 from ensemble_decode.members.memory import cache_limits
 from ensemble_decode.methods import Method
+from ensemble_decode.methods.base import participants
 from ensemble_decode.outputs import Completion, ErrorKind
 from ensemble_decode.sampling import Sampling
 
@@ -111,7 +112,7 @@ class BatchRun(Iterator[BatchResult]):
         self._ensemble, self._method, self._chat, self._system = ensemble, method, chat, system
         self._max_new_tokens = check_max_new_tokens(max_new_tokens)
         self._stops = as_stops(stop)
-        self._used = list(method.models(len(ensemble.runners)))
+        self._used = participants(method, ensemble.runners)
         self.seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)
         self._sampling = replace(sampling, seed=None)
         self._window = _AHEAD * batch_size if order == "input" else None
@@ -225,7 +226,7 @@ class BatchRun(Iterator[BatchResult]):
                 request.stops = as_stops(asked.stop)
             if seed is not None:
                 check_seed(seed)
-            used = list(method.models(len(self._ensemble.runners)))
+            used = participants(method, self._ensemble.runners)
         except EnsembleError as error:
             wrong, method = str(error), self._method
         row = self._ensemble.make_row(asked.prompt, request, method, used, self._chat, self._system)

@@ -15,10 +15,11 @@ import torch
 
 from ensemble_decode import kernels
 from ensemble_decode.errors import InputError
+from ensemble_decode.members.protocol import missing
 from ensemble_decode.methods.sharpen import NO_SHARPEN, Sharpen
 
 if TYPE_CHECKING:
-    from ensemble_decode.members.protocol import Logits
+    from ensemble_decode.members.protocol import Logits, Member
     from ensemble_decode.members.tree import Tree
     from ensemble_decode.outputs import Stats, TraceStep
     from ensemble_decode.sampling import Keys, Sampling
@@ -269,6 +270,11 @@ class Method(ABC):
         """
         return range(count)
 
+    @property
+    def needs(self) -> Sequence[str]:
+        """Names of ``members.protocol.Capabilities`` that every model must have, beyond extending and rolling back."""
+        return ()
+
     @abstractmethod
     def round(self, context: StepContext, rows: Sequence[StepRow]) -> None:
         """Advance every row by at least one byte, or end it, in forwards that the rows share. Doing neither is an error."""
@@ -329,6 +335,22 @@ class BaseMethod(Method):
         with context.time_fusion():
             fused = self.fuse(context, rows, logits)
         context.commit(rows, logits, fused, whole=lambda: self.distribution(context, rows, logits, NO_SHARPEN))
+
+
+def participants(method: object, members: Sequence[Member]) -> list[int]:
+    """The models that take part in a method.
+
+    Raises:
+        InputError: It is no method, or it cannot run with these models.
+    """
+    if not isinstance(method, Method):
+        raise InputError(f"method must be a Method such as UniTE() or SAFE(), got {method!r}")
+    models = list(method.models(len(members)))
+    for m in models:
+        lacking = missing(members[m], method.needs)
+        if lacking is not None:
+            raise InputError(f"{type(method).__name__}: {lacking}")
+    return models
 
 
 def check_choice(method: str, name: str, value: Any, choices: Sequence[str]) -> None:

@@ -3,6 +3,9 @@
 import pytest
 import torch
 from support.ensembles import MIXED, byte_ensemble, next_distribution, same
+from support.oracle.fusion import Gate
+from support.oracle.model import Model, align
+from support.oracle.safe import sampled_distribution
 
 import ensemble_decode as ed
 
@@ -62,6 +65,31 @@ def test_samples_follow_e(method):
     second = [row.data[1:2] for row in rows if row.data[:1] == common]
     assert len(second) > 60
     check("abcd" + common.decode(), second)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 1e6], ids=["open", "between", "closed"])
+def test_a_gate_as_the_test_chooses_between_e_and_the_primary(threshold):
+    """The first token follows the oracle's rule: P_0 where the gate is closed there, E where it is open."""
+    ensemble = byte_ensemble(2, spread=0.6)
+    method = ed.SAFE(base=ed.UniTE(top_k=8), draft_length=2, sharpen=NONE, test=ed.KL(threshold))
+    models = align([Model(r.model, t) for r, t in zip(ensemble.runners, ensemble.tokenizers, strict=True)])
+    opened = set()
+    for prompt in ("abcd", "xyz", "The"):
+        rows = ensemble.generate(
+            [prompt] * SAMPLES,
+            method=method,
+            max_new_tokens=1,
+            sampling=ed.Sampling(temperature=1.0, seed=21),
+            batch_size=400,
+        )
+        e, acts = sampled_distribution(models, prompt, [0.5, 0.5], Gate("kl", threshold), top_k=8)
+        drawn = [None if row.ended else row.data for row in rows]
+        assert set(drawn) <= {c for c, p in e.items() if p > 0}
+        keys = list(e)
+        counts = torch.tensor([drawn.count(c) for c in keys])
+        assert chi_square_p(counts, torch.tensor([e[c] for c in keys]) * SAMPLES) > 1e-3
+        opened.add(acts)
+    assert opened == {0.0: {True}, 0.3: {True, False}, 1e6: {False}}[threshold]
 
 
 def test_samples_of_whole_vocabularies_follow_e():

@@ -1,4 +1,7 @@
-"""The committed results of the oracle on the demo models, and the decoder against them."""
+"""The committed results of the oracle on the demo models, and the decoder against them.
+
+Every run names all of its settings; SAFE's runs name their sharpening, so the package's default plays no part.
+"""
 
 import json
 from collections import defaultdict
@@ -12,7 +15,9 @@ from support.prompts import TEXTS
 
 def golden(part: str) -> tuple[dict, list[dict]]:
     """Header and runs of one part."""
-    return sweep.read(sweep.GOLDEN / f"{part}.jsonl")
+    header, lines = sweep.read(sweep.GOLDEN / f"{part}.jsonl")
+    assert all("sharpen" in line["settings"] for line in lines if line["method"] == "safe")
+    return header, lines
 
 
 def data_of(line: dict) -> bytes:

@@ -66,6 +66,11 @@ class SpecFuse(Method):
         """True: segments of other models are no tokens of the primary."""
         return True
 
+    @property
+    def needs(self) -> Sequence[str]:
+        """Token trees, in which a model reads all candidates at once."""
+        return ("token_trees",)
+
     def round(self, context: StepContext, rows: Sequence[StepRow]) -> None:
         """Every active model drafts, every one scores all drafts, each row gets its best one; weak models leave."""
         active = [list(_standing(context, row).active) for row in rows]

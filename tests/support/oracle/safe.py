@@ -72,6 +72,24 @@ def gate_test(models, weights, gate: Gate | None, settings: dict):
     return lambda logits: unite_step(models, logits, weights, top_k=settings.get("top_k", 10), gate=gate)
 
 
+def sampled_distribution(
+    models: list[Model], prompt, weights: list[float], test: Gate | None, **settings
+) -> tuple[dict, bool]:
+    """What the first token of sampled SAFE over UniTE follows at temperature 1, and whether the ensemble acts on it.
+
+    Every model has a token edge there, so the draft token is judged: the accepted share of `P_0` and the residual make up E. With a
+    gate as the `test` it stands where that gate is closed, which leaves `P_0`.
+    """
+    logits = [model.logits(model.vocab.prompt_ids(prompt)) for model in models]
+    if test is None or gate_test(models, weights, test, settings)(logits).ensembled:
+        return unite_step(models, logits, weights, **settings).probs, True
+    primary = models[0]
+    p = {
+        candidate: probability(primary.vocab, logits[0], index) for candidate, index in primary.allowed_bytes().items()
+    }
+    return p | {END: probability(primary.vocab, logits[0], END)}, False
+
+
 def verify(text: Text, draft: list, weights: list[float], fuse, result: Result, test) -> tuple[int | None, Step | None]:
     """The first safe position whose token does not stand, and the base step there; (None, None) if all stand."""
     primary = text.models[0]
