@@ -77,7 +77,9 @@ class Rounds:
         self.plans, self.abandoned = [], 0
 
     def run(self, plan) -> None:
-        self.plans.append(([r.request.number for r in plan.ready], [(m, r.request.number, ids) for m, r, ids in plan.chunks]))
+        self.plans.append(
+            ([r.request.number for r in plan.ready], [(m, r.request.number, ids) for m, r, ids in plan.chunks])
+        )
         for m, row, chunk in plan.chunks:
             row.held[m] += len(chunk)
         for row in plan.ready:
@@ -99,8 +101,7 @@ def vocab():
 def rows_of(vocab, *lengths, tokens=3, first=0):
     """A row per length of its prompt, whose ids tell the rows apart."""
     return [
-        Row(Request(first + i, [[i] * n, [i] * n], tokens), vocab, [500, 500], range(2))
-        for i, n in enumerate(lengths)
+        Row(Request(first + i, [[i] * n, [i] * n], tokens), vocab, [500, 500], range(2)) for i, n in enumerate(lengths)
     ]
 
 
