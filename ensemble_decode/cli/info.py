@@ -71,7 +71,7 @@ def collect() -> dict[str, Any]:
             "native operators' instruction set": _native_isa(),
             "bfloat16 by instruction": "yes" if _cpu_has_bfloat16() else "no: dtype auto computes in float32",
             "linear layers on the CPU": _linear_layers(),
-            "cache folder": str(cache_home()),
+            "cache folder": str(cache_home() or "none: this user has no home folder (set ENSEMBLE_DECODE_HOME)"),
         },
         "devices": _devices(torch),
         "operators": _operators(),

@@ -12,7 +12,7 @@ import torch
 
 from ensemble_decode.errors import InputError
 from ensemble_decode.kernels import VocabTensors
-from ensemble_decode.vocab.disk_cache import cache_file, cache_key, load_arrays, pack, save_arrays, unpack
+from ensemble_decode.vocab.disk_cache import cache_key, load_arrays, pack, save_arrays, unpack, vocab_folder
 from ensemble_decode.vocab.model import ModelVocab, Source
 
 __all__ = ["AlignedVocab", "ModelVocab"]
@@ -103,9 +103,10 @@ class AlignedVocab:
             )
             for index, tokenizer in enumerate(tokenizers)
         ]
-        if cache_dir is None:
+        folder = vocab_folder(cache_dir)
+        if folder is None:
             return cls._align([_model(*pair) for pair in zip(tokenizers, sources, strict=True)])
-        file = cache_file(cache_dir, cache_key([source.fingerprint for source in sources]))
+        file = folder / f"{cache_key([source.fingerprint for source in sources])}.npz"
         stored = load_arrays(file)
         if stored is not None and (aligned := cls._restore(sources, stored)) is not None:
             return aligned

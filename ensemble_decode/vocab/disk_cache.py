@@ -64,10 +64,19 @@ def cache_key(fingerprints: Sequence[str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def cache_file(cache_dir: str | os.PathLike[str], key: str) -> Path:
-    """Where the file lies; ``"default"`` stands for the package's cache folder."""
-    folder = cache_home() / "vocab" if cache_dir == "default" else Path(cache_dir)
-    return folder / f"{key}.npz"
+def vocab_folder(cache_dir: str | os.PathLike[str] | None) -> Path | None:
+    """The folder that ``cache_dir`` stands for.
+
+    Args:
+        cache_dir: A folder; ``"default"``: the package's own; None: no folder.
+
+    Returns:
+        The folder, or None where nothing is to be kept, or where the user has no home folder for the package's own.
+    """
+    if cache_dir == "default":
+        home = cache_home()
+        return None if home is None else home / "vocab"
+    return None if cache_dir is None else Path(cache_dir)
 
 
 def save_arrays(file: Path, arrays: dict[str, np.ndarray]) -> bool:

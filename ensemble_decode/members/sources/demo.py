@@ -23,7 +23,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from ensemble_decode.errors import InputError, ModelError
 from ensemble_decode.members.sources.catalogue import DEMO_MODELS, DemoModel, Part
-from ensemble_decode.members.sources.store import clear_leftovers, exclusive, file_sha256, published
+from ensemble_decode.members.sources.store import cache_folder, clear_leftovers, exclusive, file_sha256, published
 from ensemble_decode.paths import cache_home
 
 _CHUNK = 1 << 20
@@ -43,7 +43,7 @@ class DemoStatus:
     """What lies in the cache for one demo model; ``size`` in bytes, 0 where it has not been fetched."""
 
     model: DemoModel
-    path: Path
+    path: Path | None
     size: int
 
     @property
@@ -53,7 +53,7 @@ class DemoStatus:
 
 def demo_folder() -> Path:
     """Where the demo models are kept."""
-    return cache_home() / "demo"
+    return cache_folder("demo")
 
 
 def demo_path(name: str) -> Path:
@@ -65,6 +65,9 @@ def list_demos() -> list[DemoStatus]:
     """Every demo model of the catalogue, fetched or not."""
     found = []
     for name, model in DEMO_MODELS.items():
+        if cache_home() is None:
+            found.append(DemoStatus(model, None, 0))
+            continue
         path = demo_path(name)
         found.append(DemoStatus(model, path, path.stat().st_size if path.is_file() else 0))
     return found
@@ -72,12 +75,13 @@ def list_demos() -> list[DemoStatus]:
 
 def remove_demo(name: str) -> bool:
     """Delete a demo model's file and the remains of its fetches; whether there was one."""
-    path = demo_path(name)
-    if not path.parent.parent.is_dir():
+    model = _entry(name)
+    if cache_home() is None or not demo_folder().is_dir():
         return False
+    path = demo_path(name)
     with exclusive(path.parent.parent):
         clear_leftovers(path.parent.parent)
-        shutil.rmtree(_wheel_folder(_entry(name)), ignore_errors=True)
+        shutil.rmtree(_wheel_folder(model), ignore_errors=True)
         existed = path.is_file()
         shutil.rmtree(path.parent, ignore_errors=True)
         if path.exists():

@@ -14,14 +14,14 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ensemble_decode.errors import ModelError
 from ensemble_decode.members.sources.gguf_tokenizer import load_gguf_tokenizer
-from ensemble_decode.members.sources.store import exclusive, file_sha256, published
+from ensemble_decode.members.sources.store import cache_folder, exclusive, file_sha256, published
 from ensemble_decode.paths import cache_home
 
 CONVERSION = 1  # raise it when a change here changes what a conversion writes
@@ -52,11 +52,13 @@ def converted_folder(path: Path, name: str, sha256: str | None = None) -> Path:
 
 def conversions_home() -> Path:
     """Where converted GGUF files are kept."""
-    return cache_home() / "converted"
+    return cache_folder("converted")
 
 
 def conversions(sha256: str) -> list[Path]:
     """The folders that hold conversions of the file with this hash, by any versions."""
+    if cache_home() is None:
+        return []
     return sorted(conversions_home().glob(f"{_prefix(sha256)}*"))
 
 
@@ -93,7 +95,7 @@ def _remembered_sha256(path: Path) -> str:
     if known is not None and known["seen"] == seen:
         return str(known["sha256"])
     digest = file_sha256(path)
-    with exclusive(note.parent):
+    with suppress(ModelError, OSError), exclusive(note.parent):  # a cache that can only be read: hashed every time
         entries = _read_json(note) | {str(path): {"seen": seen, "sha256": digest}}
         partial = note.with_suffix(".partial")
         partial.write_text(json.dumps(entries))

@@ -60,7 +60,10 @@ def _parse(text: str, revision: str | None) -> ModelSpec:
                 f"model {text!r}: no such demo model; there are {', '.join(f'demo:{n}' for n in DEMO_MODELS)}"
             )
         return ModelSpec("demo", name)
-    path = Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise InputError(f"model {text!r}: this user has no home folder; name the model's full path") from error
     if text and path.is_dir():
         if not (path / "config.json").is_file():
             raise InputError(f"model {text!r}: the folder has no config.json; name a folder that save_pretrained wrote")

@@ -11,9 +11,25 @@ from pathlib import Path
 from filelock import FileLock
 
 from ensemble_decode.errors import ModelError
+from ensemble_decode.paths import cache_home, sync_folder
 
 _CHUNK = 1 << 20
 _TEMPORARY = ".tmp-"
+
+
+def cache_folder(name: str) -> Path:
+    """The folder called ``name`` in the package's cache, which is not created here.
+
+    Raises:
+        ModelError: The user has no home folder and names no other one.
+    """
+    home = cache_home()
+    if home is None:
+        raise ModelError(
+            "there is no folder to keep models in: this user has no home folder; set ENSEMBLE_DECODE_HOME to a folder "
+            "that can be written"
+        )
+    return home / name
 
 
 def file_sha256(path: Path) -> str:
@@ -57,7 +73,7 @@ def published(target: Path) -> Iterator[Path]:
             _sync_tree(work)  # contents reach the disk before the rename that publishes them
             shutil.rmtree(target, ignore_errors=True)
             os.replace(work, target)
-            _sync_folder(target.parent)
+            sync_folder(target.parent)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
@@ -78,12 +94,3 @@ def _sync_tree(folder: Path) -> None:
         if path.is_file():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

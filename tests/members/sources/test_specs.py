@@ -10,7 +10,6 @@ import pytest
 import torch
 from support import tiny_models, tokenizers
 
-from ensemble_decode import paths
 from ensemble_decode.errors import InputError, ModelError
 from ensemble_decode.members.sources.specs import ModelSpec, parse_spec
 from ensemble_decode.members.transformers import loading
@@ -57,17 +56,6 @@ def test_folder_without_a_config_and_other_files_are_refused(tmp_path):
         parse_spec(tmp_path)
     with pytest.raises(InputError, match=r"not a \.gguf one"):
         parse_spec(tmp_path / "weights.bin")
-
-
-def test_cache_home_follows_the_environment(monkeypatch, tmp_path):
-    monkeypatch.setenv("ENSEMBLE_DECODE_HOME", str(tmp_path / "a"))
-    assert paths.cache_home() == tmp_path / "a"
-    monkeypatch.delenv("ENSEMBLE_DECODE_HOME")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "b"))
-    assert paths.cache_home() == tmp_path / "b" / "ensemble-decode"
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert paths.cache_home() == tmp_path / ".cache" / "ensemble-decode"
 
 
 def test_devices_one_for_all_or_one_each_and_auto_spreads_over_gpus(monkeypatch):
