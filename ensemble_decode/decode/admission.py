@@ -14,8 +14,10 @@ _REACH = 32  # tokens that a round may put behind a row's end: a draft, a tree o
 class Room:
     """The caches of all members, seen as room for rows.
 
-    ``limits``: bytes per member that its cache may take at any moment, the copying of a growing cache included; None: no limit
-    beside the member's own.
+    Args:
+        members: The models.
+        limits: Bytes per member that its cache may take at any moment, the copying of a growing cache included; None: no
+            limit beside the member's own.
     """
 
     def __init__(self, members: Sequence[Member], limits: Sequence[int | None] | None = None) -> None:
@@ -42,9 +44,12 @@ class Room:
         return all(member.could_hold(*self._shape(m, rows, ahead)) for m, member in enumerate(self.members))
 
     def make(self, rows: Sequence[Row], most: int) -> None:
-        """Shape the caches so that they hold these rows through their next round, and up to ``most`` rows where that fits too.
+        """Shape the caches for these rows' next round, and for up to ``most`` rows where that fits too.
 
-        Without limits nothing is done: caches grow as they are used. Raises ``CacheLimitError`` where the rows do not fit.
+        Without limits nothing is done: caches grow as they are used.
+
+        Raises:
+            CacheLimitError: The rows do not fit.
         """
         if not self.limited:
             return

@@ -1,4 +1,4 @@
-"""What a method's round works with under one sampling (``StepContext``): logits, fusion, and the choices that rows get."""
+"""What a method's round works with under one sampling: logits, fusion, and the choices that rows get."""
 
 from __future__ import annotations
 
@@ -64,41 +64,50 @@ class Context(StepContext):
     # -- forwards --------------------------------------------------------------------------------------------------
 
     def next_logits(self, m: int, rows: Sequence[StepRow]) -> torch.Tensor:
+        """Model m's logits of what comes next in each row."""
         return self._forwards.next_logits(m, _own(rows), self.device)
 
     def extend(
         self, m: int, rows: Sequence[StepRow], ids: Sequence[Sequence[int]], logits: Literal["last"] | list[int]
     ) -> Logits:
+        """Forward drafts behind what model m's cache holds."""
         return self._forwards.extend(m, _own(rows), ids, logits, self.device)
 
     def roll_back(self, m: int, row: StepRow, length: int) -> None:
+        """Cut model m's cache of a row to its first ``length`` positions."""
         self._forwards.roll_back(m, cast(Row, row), length)
 
     def read_trees(self, m: int, rows: Sequence[StepRow], trees: Sequence[Tree]) -> Logits:
+        """Model m's logits behind the wanted nodes of each row's tree."""
         return self._forwards.read_trees(m, _own(rows), trees, self.device)
 
     def keep_paths(
         self, m: int, rows: Sequence[StepRow], trees: Sequence[Tree], paths: Sequence[Sequence[int]]
     ) -> None:
+        """Make one path of each row's tree part of model m's cache of the row."""
         self._forwards.keep_paths(m, _own(rows), trees, paths)
 
     def leave(self, row: StepRow, m: int) -> None:
+        """Model m takes no further part in a row."""
         self._forwards.leave(cast(Row, row), m)
 
     # -- fusion ----------------------------------------------------------------------------------------------------
 
     @contextmanager
     def time_fusion(self) -> Iterator[None]:
+        """Counts the time inside as fusion."""
         began = time.perf_counter()
         yield
         self._forwards.clock.fusion += time.perf_counter() - began
 
     def seconds(self) -> float:
+        """Seconds since this round began."""
         return time.perf_counter() - self._forwards.clock.started
 
     def settings(
         self, rows: Sequence[StepRow], *, weights: torch.Tensor | None = None, draw: bool = True, **fields: Any
     ) -> kernels.FuseSettings:
+        """Settings of a fusion, one per row; kept where nothing in them is random or the caller's own."""
         sampled = draw and not self.sampling.greedy
         key = (len(rows), sampled, *sorted(fields.items()))
         made = self._settings.get(key)
@@ -126,6 +135,7 @@ class Context(StepContext):
         return made
 
     def sampling_keys(self, rows: Sequence[StepRow], ahead: Sequence[int] | None = None) -> Keys:
+        """The random generator's keys, one per row."""
         own = _own(rows)
         seeds = [(self.sampling.seed or 0) if row.request.seed is None else row.request.seed for row in own]
         numbers = [row.request.seed_row for row in own]
@@ -135,6 +145,7 @@ class Context(StepContext):
     # -- choices ---------------------------------------------------------------------------------------------------
 
     def top_alone(self, m: int, logits: torch.Tensor, rows: Sequence[StepRow]) -> kernels.TopkStats:
+        """Model m's most probable ids."""
         k = _TRACED if any(row.traced for row in rows) else 1
         with self.time_fusion():
             return kernels.topk_stats(logits, k, self.tensors.allowed[m].to(logits.device))
@@ -142,6 +153,7 @@ class Context(StepContext):
     def choose(
         self, m: int, rows: Sequence[StepRow], logits: torch.Tensor, ahead: Sequence[int]
     ) -> list[Choice | None]:
+        """Model m's own choice from each row of ``logits``."""
         tops = self.top_alone(m, logits, ())
         with self.time_fusion():
             ids = tops.ids[:, 0].long()
@@ -157,6 +169,7 @@ class Context(StepContext):
         return [None if flags or token < 0 else Choice(token, prob) for token, prob, flags in facts]
 
     def commit_alone(self, m: int, rows: Sequence[StepRow], logits: torch.Tensor, tops: kernels.TopkStats) -> None:
+        """Give each row model m's own choice."""
         with self.time_fusion():
             ids = tops.ids[:, 0].tolist()
             flags = tops.flags.tolist()
@@ -184,6 +197,7 @@ class Context(StepContext):
         chosen: Sequence[int] | None = None,
         whole: Callable[[], Distribution] | None = None,
     ) -> None:
+        """Give each row the token that a fusion chose."""
         with self.time_fusion():
             columns = [fused.cid, fused.primary_id, fused.flags, fused.ensembled, fused.sharpened, *fused.top_cid]
             table = torch.stack([c.to(torch.int64) for c in columns], dim=1).tolist()
@@ -215,11 +229,12 @@ class Context(StepContext):
                 row.append_tokens([token], [pieces[token]], ensembled=bool(ensembled))
 
     def fail(self, row: StepRow, m: int, logits: torch.Tensor) -> None:
+        """End a row that nothing can be chosen for, with the reason."""
         own = cast(Row, row)
         own.fail(self._why(0, own, [logits.unsqueeze(0)], [m]))
 
     def _emitted(self, cid: int, logits: torch.Tensor) -> int:
-        """The primary's id for a candidate, −1 where it has none; END: its EOS id of the largest logit, the first of equals."""
+        """The primary's id for a candidate, −1 where it has none; END: its EOS id of the largest logit."""
         if cid == self.vocab.size - 1:
             ids = self.tensors.eos_ids[0].long()
             return int(ids[logits[ids].argmax()]) if len(ids) else -1

@@ -67,9 +67,10 @@ class Engine:
             self._round(None, (), plan.readers)
         for row, extent in zip(plan.ready, before, strict=True):
             if not row.finished and _extent(row) == extent:
+                name = type(self._program_of(row).method).__name__
                 raise EnsembleError(
-                    f"{type(self._program_of(row).method).__name__}.round neither added a byte to row {row.request.number} nor "
-                    "ended it: it would be called for ever; a round must do one of the two for every row"
+                    f"{name}.round neither added a byte to row {row.request.number} nor ended it; it must do one of the "
+                    "two for every row, or it is called for ever"
                 )
 
     def abandon(self) -> None:

@@ -1,4 +1,4 @@
-"""The members' forwards for rows: what is pending, drafts, trees; explicit roll back; prompts that ride along; the time it takes."""
+"""The members' forwards for rows, explicit roll back, and prompts that ride along in other rows' forwards."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Clock:
 class Forwards:
     """Every member's forwards for any rows of the batch.
 
-    ``row.held[m]`` counts the leading ids of prompt + ``row.ids[m]`` that are in the cache of model m for sure. What lies behind
-    them there is a draft, until ``roll_back`` takes it away.
+    ``row.held[m]`` counts the leading ids of prompt + ``row.ids[m]`` that are in the cache of model m for sure. What
+    lies behind them there is a draft, until ``roll_back`` takes it away.
 
     Args:
         members: The models, in order.

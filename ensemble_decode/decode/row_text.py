@@ -1,4 +1,4 @@
-"""The bytes of one row: stop strings cut them, and a stream shows them as whole characters once nothing takes them back."""
+"""The bytes of one row: stop strings cut them, and a stream shows them as whole characters."""
 
 from __future__ import annotations
 

@@ -31,20 +31,20 @@ def is_out_of_memory(error: BaseException) -> bool:
 class Scheduler:
     """Decides which rows run, at most ``batch_size`` at a time; a row that ends is replaced at once.
 
-    A new row's prompt is read in chunks, at most ``prefill_tokens`` of each model in a round, in the same forwards as the running
-    rows. The row runs as soon as what is left of its prompt fits into one round.
+    A new row's prompt is read in chunks, at most ``prefill_tokens`` of each model in a round, in the same forwards as
+    the running rows. The row runs as soon as what is left of its prompt fits into one round.
 
-    Where running rows outgrow the caches, the youngest is put back and read again later. Where an allocation fails, the round is
-    undone, the caches are freed, and half as many rows go on; the number grows again with time. A row that does not fit alone
-    fails, with the figures. No result depends on any of this.
+    Where running rows outgrow the caches, the youngest is put back and read again later. Where an allocation fails, the
+    round is undone, the caches are freed, and half as many rows go on; the number grows again with time. A row that
+    does not fit alone fails, with the figures. No result depends on any of this.
 
     Args:
         members: The models, whose slots the rows take.
         batch_size: The most rows that run at a time.
         room: What the caches hold; default: no limits beside the members' own.
         prefill_tokens: The most prompt tokens that a round reads of each model.
-        share: Whether rows that begin alike are read once. What a slot holds of a new row's beginning is copied; where a row that
-            joins in the same round is about to read it, the new row waits for the next round.
+        share: Whether rows that begin alike are read once. What a slot holds of a new row's beginning is copied; where
+            a row that joins in the same round is about to read it, the new row waits for the next round.
 
     Raises:
         InputError: ``batch_size`` or ``prefill_tokens`` is below 1.
@@ -87,9 +87,9 @@ class Scheduler:
     # -- before a round ----------------------------------------------------------------------------------------------
 
     def admit(self, source: Iterator[Row | None]) -> Iterator[Row]:
-        """Let in rows of ``source`` that the caches hold, None being no row for now; yields those that have ended already.
+        """Let in rows of ``source`` that the caches hold; yields those that have ended already.
 
-        Rows get their slots when their turn to be read comes.
+        None in ``source`` is no row for now. Rows get their slots when their turn to be read comes.
         """
         new: list[Row] = []
         while len(self.active) + len(new) < self.limit:
@@ -132,7 +132,7 @@ class Scheduler:
             return None
 
     def _read_prompts(self) -> Plan:
-        """Let rows join whose pending tokens fit into this round, first come first served; the next one reads a chunk."""
+        """Let rows join whose pending tokens fit into this round, in order; the next one reads a chunk."""
         left = [self.prefill_tokens] * len(self.members)
         joined: list[Row] = []
         plan = Plan()

@@ -160,19 +160,19 @@ class Row:
         return self._tokens.spell(m, data)
 
     def full_with(self, primary_total: int, draft: bytes) -> bool:
-        """Whether some context would be full with a draft of that text, the primary then holding ``primary_total`` ids."""
+        """Whether a draft would fill some context, the primary then holding ``primary_total`` ids."""
         return self._tokens.full_with(primary_total, self.data, draft)
 
     def overfull_with(self, draft: bytes) -> bool:
-        """Whether the context of some model whose ids follow the bytes could not hold a draft of that text."""
+        """Whether the context of some model whose ids follow the bytes could not hold a draft."""
         return self._tokens.overfull_with(self.data, draft)
 
     # -- growing -----------------------------------------------------------------------------------------------------
 
     def append_tokens(self, ids: Sequence[int], pieces: Sequence[bytes], *, ensembled: bool = False) -> int:
-        """Add tokens of the primary, in order, until one of them ends the row; every other model's ids follow the bytes.
+        """Add tokens of the primary, in order, until one of them ends the row.
 
-        The row ends with a stop string, with ``max_new_tokens``, and where a context is full.
+        Every other model's ids follow the bytes. The row ends with a stop string, with ``max_new_tokens``, and where a context is full.
 
         Args:
             ids: The tokens' ids.
@@ -221,7 +221,7 @@ class Row:
         self.ensembled_at = kept
 
     def append_segment(self, piece: bytes, *, ended: bool, ensembled: bool) -> None:
-        """Add bytes, then END where ``ended``; every model's ids, the primary's too, become the tokenization of the text.
+        """Add bytes, then END where ``ended``; every model's ids become the tokenization of the text.
 
         The row ends with a stop string, with ``max_new_tokens``, with END, and where a context is full, in this order.
 
@@ -249,7 +249,7 @@ class Row:
             self._ensembled_until = len(self.data)
 
     def _cut_to(self, limit: int, floor: int) -> None:
-        """Cut the primary's ids to ``limit`` and the text with them, but keep its first ``floor`` bytes: they may be shown already."""
+        """Cut the primary's ids to ``limit`` and the text with them, but not its first ``floor`` bytes."""
         pieces = self._vocab.models[self.primary].token_bytes
         ids = self.ids[self.primary][:limit]
         if sum(len(pieces[i]) for i in ids) < floor:
@@ -304,7 +304,7 @@ class Row:
         return Delta(text, new, ensembled, self.request.number, self.finish_reason, self.stop_reason, self.error)
 
     def _final_ids(self) -> int:
-        """How many of the primary's ids are final. Where they follow the text, a later segment may still change them."""
+        """How many of the primary's ids are final; ids that follow the text are so only at the end."""
         if self.finished:
             return len(self.ids[self.primary])
         final, safe = self._shown_ids, self._text.final(finished=False)
@@ -313,7 +313,7 @@ class Row:
         return final
 
     def completion(self) -> Completion:
-        """The row as it stands. The row goes on as if nobody had asked."""
+        """The row as it stands; asking changes nothing."""
         data = bytes(self.data)
         stats, ensembled_at = _copied(self.stats), list(self.ensembled_at)
         if self.retokenize_primary:

@@ -1,4 +1,4 @@
-"""Every model's ids of one row's text: how they follow it, what of them the caches hold, what the contexts still take."""
+"""Every model's ids of one row's text, how much of them the caches hold, and what the contexts still take."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ensemble_decode.vocab.text import IncrementalTokens
 class TokenIds:
     """The ids of one row in every model.
 
-    The primary's ids are those that it emitted; a model that *follows* has ``T_m(text)``. The primary follows, too, where
-    ``retokenize_primary`` is set.
+    The primary's ids are those that it emitted; a model that *follows* has ``T_m(text)``. The primary follows, too,
+    where ``retokenize_primary`` is set.
 
     Args:
         vocab: The aligned vocabulary.
@@ -113,7 +113,7 @@ class TokenIds:
         return all(self.total(m) + 4 * new_bytes + 64 < self.context_lengths[m] for m in self.models)
 
     def full_with(self, primary_total: int, data: bytearray, draft: bytes) -> bool:
-        """Whether some context would be full with ``data`` + ``draft``, the primary then holding ``primary_total`` ids."""
+        """Whether ``data`` + ``draft`` would fill some context, the primary then holding ``primary_total`` ids."""
         if primary_total >= self.context_lengths[self.primary]:
             return True
         return not self.far_from_full(len(draft)) and any(

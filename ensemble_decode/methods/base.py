@@ -1,7 +1,7 @@
 """What a method is, and what it sees of the engine (``StepContext``) and of a row (``StepRow``).
 
-A method of one's own subclasses ``Method`` and defines ``round``, or subclasses ``BaseMethod`` and defines ``fuse``. Everything
-it may use is in this file; docs/methods.md has an example.
+A method of one's own subclasses ``Method`` and defines ``round``, or subclasses ``BaseMethod`` and defines ``fuse``.
+Everything it may use is in this file; docs/methods.md has an example.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class StepRow(Protocol):
     data: bytearray
     """The bytes written so far."""
     ids: list[list[int]]
-    """Each model's ids of ``data``: for the primary the ids it emitted, unless the method sets ``retokenize_primary``; for every
-    other model the tokenization of ``data``."""
+    """Each model's ids of ``data``: for the primary the ids it emitted, unless the method sets ``retokenize_primary``;
+    for every other model the tokenization of ``data``."""
     held: list[int]
     """Per model: so many leading ids of prompt + ``ids[m]`` are in its cache, at least."""
     stats: Stats
@@ -41,8 +41,8 @@ class StepRow(Protocol):
     trace: list[TraceStep]
     """The steps of ``trace=True``."""
     state: object
-    """What the method keeps for this row between its rounds; None at first. ``copy.copy`` of it must be a snapshot that later rounds
-    do not change. Where it rests on what the caches hold, it has a method ``forget_caches()``."""
+    """What the method keeps for this row between its rounds; None at first. ``copy.copy`` of it must be a snapshot that
+    later rounds do not change. Where it rests on what the caches hold, it has a method ``forget_caches()``."""
     context_lengths: Sequence[int]
     """Positions that each model's context has."""
 
@@ -76,17 +76,16 @@ class StepRow(Protocol):
         """Model ``m``'s tokenization of ``data``, a text near the row's own, for a model whose ids follow the bytes."""
 
     def full_with(self, primary_total: int, draft: bytes) -> bool:
-        """Whether some context would be full with the text ``draft`` behind the row's, the primary then holding ``primary_total``
-        ids, prompt included."""
+        """Whether the text ``draft`` would fill some context, the primary then holding ``primary_total`` ids."""
 
     def overfull_with(self, draft: bytes) -> bool:
-        """Whether the context of some model whose ids follow the bytes could not hold the text ``draft`` behind the row's."""
+        """Whether the context of some model whose ids follow the bytes could not hold the text ``draft``."""
 
     def append_tokens(self, ids: Sequence[int], pieces: Sequence[bytes], *, ensembled: bool = False) -> int:
-        """Add tokens of the primary with their bytes until one of them ends the row; how many of them are in the row now."""
+        """Add tokens of the primary until one of them ends the row; how many of them are in the row now."""
 
     def append_segment(self, piece: bytes, *, ended: bool, ensembled: bool) -> None:
-        """Add bytes, then END where ``ended``; every model's ids, the primary's too, become the tokenization of the text."""
+        """Add bytes, then END where ``ended``; every model's ids become the tokenization of the text."""
 
     def end(self, end_id: int | None, *, ensembled: bool = False) -> None:
         """END was chosen; ``end_id`` is the primary's id for it, None where it has none."""
@@ -98,8 +97,8 @@ class StepRow(Protocol):
 class StepContext(Protocol):
     """What a method sees of the engine: the models' logits, fusion, and choices under one sampling.
 
-    Logits arrive on ``device``, the primary's, whatever device a model runs on. Rows are given in any number and order; ``m`` is a
-    model's number.
+    Logits arrive on ``device``, the primary's, whatever device a model runs on. Rows are given in any number and order;
+    ``m`` is a model's number.
     """
 
     vocab: AlignedVocab
@@ -122,13 +121,16 @@ class StepContext(Protocol):
     # -- forwards --------------------------------------------------------------------------------------------------
 
     def next_logits(self, m: int, rows: Sequence[StepRow]) -> torch.Tensor:
-        """Model ``m``'s logits [B, V_m] of what comes next in each row. Whatever it has not read of prompt and text is read first,
-        in one forward; a model that was not asked for a while catches up here."""
+        """Model ``m``'s logits [B, V_m] of what comes next in each row.
+
+        Whatever it has not read of prompt and text is read first, in one forward: a model that was not asked for a
+        while catches up here.
+        """
 
     def extend(
         self, m: int, rows: Sequence[StepRow], ids: Sequence[Sequence[int]], logits: Literal["last"] | list[int]
     ) -> Logits:
-        """Forward ``ids[i]`` behind what model ``m``'s cache holds of row i: drafts, which are no part of the row's text yet.
+        """Forward drafts: ids behind what model ``m``'s cache holds, which are no part of the rows' texts yet.
 
         Args:
             m: The model.
@@ -141,8 +143,10 @@ class StepContext(Protocol):
         """
 
     def roll_back(self, m: int, row: StepRow, length: int) -> None:
-        """Cut model ``m``'s cache of a row to its first ``length`` positions, prompt included, which are those of prompt +
-        ``row.ids[m]``. Call it once a draft is judged; a cache that is shorter already stays as it is."""
+        """Cut model ``m``'s cache of a row to its first ``length`` positions, once a draft is judged.
+
+        They must be the first of prompt + ``row.ids[m]``. A cache that is shorter already stays as it is.
+        """
 
     def read_trees(self, m: int, rows: Sequence[StepRow], trees: Sequence[Tree]) -> Logits:
         """Model ``m``'s logits behind the wanted nodes of each row's tree of continuations."""
@@ -191,8 +195,17 @@ class StepContext(Protocol):
     def choose(
         self, m: int, rows: Sequence[StepRow], logits: torch.Tensor, ahead: Sequence[int]
     ) -> list[Choice | None]:
-        """Model ``m``'s own choice from each row of ``logits`` [B, V_m], greedy or sampled, ``ahead[i]`` places behind the next token of
-        row i; None where nothing can be chosen. Nothing is added to the rows."""
+        """Model ``m``'s own choice from each row of ``logits`` [B, V_m], greedy or sampled; the rows stay as they are.
+
+        Args:
+            m: The model.
+            rows: B rows.
+            logits: [B, V_m].
+            ahead: How many places behind its row's next token each choice is, for the random generator.
+
+        Returns:
+            B choices; None where nothing can be chosen.
+        """
 
     def commit_alone(self, m: int, rows: Sequence[StepRow], logits: torch.Tensor, tops: kernels.TopkStats) -> None:
         """Give each row model ``m``'s own choice from ``logits`` [B, V_m]; ``tops`` are its ``top_alone``."""
@@ -206,18 +219,19 @@ class StepContext(Protocol):
         chosen: Sequence[int] | None = None,
         whole: Callable[[], Distribution] | None = None,
     ) -> None:
-        """Give each row the token that a fusion chose; where its gate stayed closed, the primary's own choice.
+        """Give each row the token that a fusion chose, or the primary's own choice where the gate stayed closed.
 
         Args:
             rows: B rows.
             logits: Every model's [B, V_m], from which a row that cannot go on is told why.
             fused: What the operator returned.
             chosen: B candidates drawn by the caller, in place of the fusion's choice.
-            whole: The distribution that the choice was made from, for a trace whose chosen candidate is not among ``fused.cids``.
+            whole: The distribution that the choice was made from, for a trace whose chosen candidate is not among
+                ``fused.cids``.
         """
 
     def fail(self, row: StepRow, m: int, logits: torch.Tensor) -> None:
-        """End a row with an error, for nothing can be chosen from model ``m``'s ``logits`` [V_m]; the reason is looked up in them."""
+        """End a row with an error: nothing can be chosen from model ``m``'s ``logits`` [V_m], and they say why."""
 
 
 class Choice(NamedTuple):
@@ -247,7 +261,9 @@ class Distribution(NamedTuple):
 
 
 class Method(ABC):
-    """A way for several models to write one text, in rounds. It holds settings only; what belongs to a row lies in ``row.state``.
+    """A way for several models to write one text, in rounds.
+
+    It holds settings only; what belongs to a row lies in ``row.state``.
 
     Two methods that are equal (``==``) share their forwards, so a method of one's own is best a frozen dataclass.
     """
@@ -259,7 +275,7 @@ class Method(ABC):
 
     @property
     def retokenize_primary(self) -> bool:
-        """Whether the primary's ids, too, are the tokenization of the text: True for methods that use ``append_segment``."""
+        """Whether the primary's ids follow the text, too: True for methods that use ``append_segment``."""
         return False
 
     def models(self, count: int) -> Sequence[int]:
@@ -277,15 +293,15 @@ class Method(ABC):
 
     @abstractmethod
     def round(self, context: StepContext, rows: Sequence[StepRow]) -> None:
-        """Advance every row by at least one byte, or end it, in forwards that the rows share. Doing neither is an error."""
+        """Advance every row by at least one byte, or end it, in forwards that the rows share."""
 
 
 class BaseMethod(Method):
-    """A method that chooses one token a step from every model's logits. SAFE falls back on it where drafts are rejected."""
+    """A method that chooses one token a step from every model's logits; SAFE takes it as its base."""
 
     @property
     def alone_from(self) -> float | None:
-        """Where the primary's top probability is at least this, its own choice stands and no other model is run; None: nowhere."""
+        """From this top probability on, the primary's own choice stands and no other model is run; None: never."""
         return None
 
     @abstractmethod
@@ -311,12 +327,12 @@ class BaseMethod(Method):
     def distribution(
         self, context: StepContext, rows: Sequence[StepRow], logits: Sequence[torch.Tensor], sharpen: Sharpen
     ) -> Distribution:
-        """The distribution that ``fuse`` chooses from. Overridden where ``fuse`` returns only its most probable candidates."""
+        """The whole distribution that ``fuse`` chooses from, which may return only the most probable part of it."""
         fused = self.fuse(context, rows, logits, sharpen, draw=False)
         return Distribution(fused.cids.long(), fused.probs, fused.ensembled)
 
     def round(self, context: StepContext, rows: Sequence[StepRow]) -> None:
-        """One step of every row. A model that was not run for a while catches up later, several tokens in one forward."""
+        """One step of every row; models that are not run catch up later, several tokens in one forward."""
         first = context.next_logits(0, rows)
         if self.alone_from is not None:
             tops = context.top_alone(0, first, rows)

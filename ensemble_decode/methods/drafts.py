@@ -65,16 +65,17 @@ def write_drafts(
 ) -> None:
     """Let every draft grow, greedily or sampled, until its model writes END or ``goes_on(draft)`` is False.
 
-    Each step launches the forwards of all models before it reads any result, so models on different devices run side by side.
-    A draft that the context of some model cannot hold loses its last tokens until it fits or one is left.
+    Each step launches the forwards of all models before it reads any result, so models on different devices run side by
+    side. A draft that the context of some model cannot hold loses its last tokens until it fits or one is left.
 
     Args:
         context: The engine.
         drafts: Empty drafts, at most one per row and model.
-        logits: Per model that drafts, those [B, V_m] that its drafts' first tokens are chosen from, in the order of ``drafts``.
+        logits: Per model that drafts, those [B, V_m] that its drafts' first tokens are chosen from, in the order of
+            ``drafts``.
         goes_on: Whether a draft is to get another token.
-        fail_begun: Whether logits that nothing can be chosen from fail the row of a draft that has tokens already; otherwise the
-            draft ends there. A row whose first logits are so fails in any case.
+        fail_begun: Whether logits that nothing can be chosen from fail the row of a draft that has tokens already;
+            otherwise the draft ends there. A row whose first logits are so fails in any case.
     """
     live: dict[int, list[AnyDraft]] = {}
     for draft in drafts:

@@ -24,7 +24,8 @@ class GaC(BaseMethod):
     A candidate that a model lacks counts 0 there.
 
     Args:
-        threshold: Where the primary's top probability is at least this, its own choice stands; 1: the ensemble acts at every step.
+        threshold: Where the primary's top probability is at least this, its own choice stands; 1: the ensemble acts at
+            every step.
     """
 
     threshold: float = 0.5

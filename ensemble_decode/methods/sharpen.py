@@ -16,9 +16,10 @@ class Sharpen:
     """How and where to sharpen.
 
     Args:
-        kind: ``"geometric"`` takes the weighted geometric mean of the models instead of the arithmetic one. ``"prefix"`` adds to each
-            of the primary's top-k candidates with probability above ``min_prob`` the mass of the candidates that continue it.
-            ``"temperature"`` raises E to 1/``temperature``, which matters when sampling. ``"none"`` does nothing.
+        kind: ``"geometric"`` takes the weighted geometric mean of the models instead of the arithmetic one.
+            ``"prefix"`` adds to each of the primary's top-k candidates with probability above ``min_prob`` the mass of
+            the candidates that continue it. ``"temperature"`` raises E to 1/``temperature``, which matters when
+            sampling. ``"none"`` does nothing.
         trigger: ``"max_prob"`` fires where the largest ensemble probability is below ``threshold``, ``"entropy"`` where
             entropy / log of the number of candidates is above it.
         threshold: Of the trigger, 0 to 1.

@@ -24,11 +24,11 @@ class UniTE(BaseMethod):
 
     Args:
         top_k: How many of each model's candidates enter the union, 1 to 1024.
-        oov: How a model scores a candidate that it has no token for: by the ``"first_piece"`` of its own tokenization of the
-            candidate, or not at all (``"exclude"``).
+        oov: How a model scores a candidate that it has no token for: by the ``"first_piece"`` of its own tokenization
+            of the candidate, or not at all (``"exclude"``).
         aggregate: The weighted ``"arithmetic"`` or ``"geometric"`` mean.
-        gate: Limits the ensemble to the steps where it is needed: ``MaxProb``, ``KL`` or ``JS``; elsewhere the primary's own choice
-            stands. None: the ensemble acts at every step.
+        gate: Limits the ensemble to the steps where it is needed: ``MaxProb``, ``KL`` or ``JS``; elsewhere the
+            primary's own choice stands. None: the ensemble acts at every step.
     """
 
     top_k: int = 10

@@ -128,7 +128,8 @@ class Drafting:
 @pytest.mark.parametrize("retokenize", [False, True])
 @pytest.mark.parametrize("text", [" on the mat", " on the stop", " of END"])
 def test_a_snapshot_undoes_a_round(vocab, retokenize, text):
-    """Whatever the round did: growing, stopping, ending, losing a model, failing. Only what was forwarded stays counted."""
+    """Whatever the round did: growing, stopping, ending, losing a model, failing. Only what was forwarded stays
+    counted."""
     row = made(vocab, stops=["stop"], retokenize=retokenize, trace=True)
 
     def step(piece: str) -> None:

@@ -1,4 +1,5 @@
-"""Traces: one step per token, with the chosen candidate among the others and its probability, and with what was written."""
+"""Traces: one step per token, with the chosen candidate among the others and its probability, and with what was
+written."""
 
 import pytest
 import torch
@@ -51,7 +52,8 @@ def shown(step) -> float:
     ids=str,
 )
 def test_sampled_choices_are_shown_with_their_probability(pair, method):
-    """E where the ensemble acted, the model's own probability elsewhere. Most samples are outside of the ten likeliest."""
+    """E where the ensemble acted, the model's own probability elsewhere. Most samples are outside of the ten
+    likeliest."""
     model = method.model if isinstance(method, ed.Single) else 0
     outside = kinds = 0
     for prompt in ("abcd", "xyz"):

@@ -55,7 +55,8 @@ def test_a_rejection_reuses_the_logits_that_are_there():
 
 @pytest.mark.parametrize("draft_length", [1, 5])
 def test_caches_are_rolled_back_not_recomputed(draft_length):
-    """The primary forwards its prompt and, each round, the token that the ensemble chose and its draft less the last token.
+    """The primary forwards its prompt and, each round, the token that the ensemble chose and its draft less the last
+    token.
 
     That is one forward per drafted token: nothing that stands is run twice.
     """
@@ -65,15 +66,16 @@ def test_caches_are_rolled_back_not_recomputed(draft_length):
     for prompt, row in zip(MIXED, rows, strict=True):
         whole = len(trio.tokenizers[0](prompt)["input_ids"])
         assert row.stats.rounds > 3
-        # A round whose draft stood whole leaves its last token to the next, which drafts as many more: still one for one.
-        # A fused token that is the rejected draft's own (a gate that closed) is in the cache already.
+        # A round whose draft stood whole leaves its last token to the next, which drafts as many more: still one for
+        # one. A fused token that is the rejected draft's own (a gate that closed) is in the cache already.
         assert whole - 1 + row.stats.drafted - row.stats.rounds <= row.stats.forwarded[0]
         assert row.stats.forwarded[0] <= whole - 1 + row.stats.drafted
 
 
 @pytest.mark.parametrize("test", [ed.MaxProb(0.6), ed.KL(0.1), ed.JS(0.05)], ids=str)
 def test_gates_as_the_test_of_disagreement(test):
-    """The gate rejects exactly the safe positions where it is open: thresholds that never open leave the primary alone."""
+    """The gate rejects exactly the safe positions where it is open: thresholds that never open leave the primary
+    alone."""
     ensemble = byte_ensemble(2, spread=0.7)
     never = type(test)(0.0) if isinstance(test, ed.MaxProb) else type(test)(1e6)
     alone = ensemble.generate(MIXED, method=ed.Single(), max_new_tokens=16)
@@ -209,7 +211,8 @@ def test_auto_throws_away_less_work():
 
 
 def test_case_26_draft_and_verify_is_greedy_decoding():
-    """Models that agree write their greedy text; in bfloat16 each token is the argmax of one pass over all of it, or two roundings off."""
+    """Models that agree write their greedy text; in bfloat16 each token is the argmax of one pass over all of it, or
+    two roundings off."""
     method = ed.SAFE(draft_length=4, sharpen=NONE)
     exact = byte_ensemble(2, twins=True)
     for one, other in zip(
@@ -233,7 +236,8 @@ def test_case_26_draft_and_verify_is_greedy_decoding():
 
 @pytest.mark.parametrize("draft_length", [1, 4, "auto"])
 def test_trace_tells_what_stood_and_what_the_ensemble_chose(draft_length):
-    """A step per token: a drafted one with the primary's probability, a fused one with E there, each as decoding to it gives them."""
+    """A step per token: a drafted one with the primary's probability, a fused one with E there, each as decoding to it
+    gives them."""
     ensemble = byte_ensemble(2, spread=0.6)
     seen = {True: 0, False: 0}
     for prompt in ("abcd", "xyz"):

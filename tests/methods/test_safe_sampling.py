@@ -126,7 +126,8 @@ def test_case_28_equal_models_have_an_empty_residual():
 
 
 def test_case_28_temperature_near_zero_is_greedy():
-    """Methods without drafts write their greedy text; SAFE, whose sampled variant knows no unanimity, that of its base at every token."""
+    """Methods without drafts write their greedy text; SAFE, whose sampled variant knows no unanimity, that of its base
+    at every token."""
     ensemble = byte_ensemble(2, spread=0.6)
 
     def cold(method):

@@ -1,4 +1,5 @@
-"""SpecFuse equals the oracle, which knows neither cache nor batch: candidates, scores, winners, exits, weights, bytes."""
+"""SpecFuse equals the oracle, which knows neither cache nor batch: candidates, scores, winners, exits, weights,
+bytes."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -99,7 +100,8 @@ def test_equals_the_oracle_on_any_prompt(prompt, names, length, threshold, rate)
     "sampling", [ed.Sampling(), ed.Sampling(temperature=1.0, top_k=30, seed=4)], ids=["greedy", "sampled"]
 )
 def test_batch_equals_solo(sampling):
-    """Rows that lose models, end and are replaced at different times, each as if alone; streams join to the same text."""
+    """Rows that lose models, end and are replaced at different times, each as if alone; streams join to the same
+    text."""
     ensemble = equality.tiny(TRIOS[0]).ensemble
     options = {
         "method": ed.SpecFuse(segment_length=4, exit_threshold=1.0, feedback=1.0),

@@ -1,4 +1,5 @@
-"""What a caller sees of SpecFuse: ends, streams, literals, contexts, errors, exits that save work, and its invariances."""
+"""What a caller sees of SpecFuse: ends, streams, literals, contexts, errors, exits that save work, and its
+invariances."""
 
 import dataclasses
 
@@ -193,7 +194,8 @@ def test_the_primary_may_leave_and_its_ids_are_still_reported():
 
 
 def test_rows_lose_different_models_in_one_batch():
-    """Models 0 and 3 know the letters a, b, c; models 1 and 2 know x, y, z; nobody else's. Weights make either side win."""
+    """Models 0 and 3 know the letters a, b, c; models 1 and 2 know x, y, z; nobody else's. Weights make either side
+    win."""
     one = ring("abc", 0.9, **{a: {"q": 0.3} for a in "xyz"})
     two = ring("xyz", 0.9, **{a: {"q": 0.3} for a in "abc"})
     ensemble = bigram_ensemble(one, two, two, one)

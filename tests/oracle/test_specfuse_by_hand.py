@@ -1,4 +1,5 @@
-"""The oracle's SpecFuse on examples small enough to compute by hand (numbers in the comments are worked out on paper)."""
+"""The oracle's SpecFuse on examples small enough to compute by hand (numbers in the comments are worked out on
+paper)."""
 
 import math
 
@@ -68,8 +69,8 @@ def test_specfuse_end_cut_and_stop():
 def test_specfuse_feedback_moves_weight_to_the_better_candidate():
     models = [writes("aaaa", 0.7), writes("aaaa", 0.6), writes("cccc", 0.5)]
     _, rounds = specfuse(models, "", 2, segment_length=2, rate=1.0, exit_threshold=0.0)
-    # Judges: models 0, 1 prefer "aa", model 2 "cc". Model 0 against 1 (tie, judges 1, 2) and 2 (judge 1 for, 2 against):
-    # 3/4; model 1 the same; model 2 against 0 and 1 (judges 0, 1): none.
+    # Judges: models 0, 1 prefer "aa", model 2 "cc". Model 0 against 1 (tie, judges 1, 2) and 2 (judge 1 for, 2
+    # against): 3/4; model 1 the same; model 2 against 0 and 1 (judges 0, 1): none.
     eta = math.sqrt(1 / 3)
     raw = [math.exp(eta * 0.75), math.exp(eta * 0.75), 1.0]
     assert [rounds[0].weights[m] for m in range(3)] == pytest.approx([w / sum(raw) for w in raw])

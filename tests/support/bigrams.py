@@ -14,10 +14,11 @@ Table = Mapping[str, Mapping[str | None, float]]
 
 
 def bigram_model(table: Table, tokenizer: str = "bytes") -> tf.PreTrainedModel:
-    """A Llama with ``P(next | last) = table[last][next]``, keys being the texts of tokens, or END; other ids share the rest.
+    """A Llama with ``P(next | last) = table[last][next]``, keys being the texts of tokens, or END; other ids share the
+    rest.
 
-    Its layers add nothing, its embedding is one-hot and its head holds the logarithms. After a token that the table does
-    not name, all ids are alike.
+    Its layers add nothing, its embedding is one-hot and its head holds the logarithms. After a token that the table
+    does not name, all ids are alike.
     """
     vocab = Vocab(tokenizers.build(tokenizer), eos_ids=tokenizers.eos_ids(tokenizer))
     width = -(-vocab.size // 8) * 8

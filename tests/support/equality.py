@@ -16,7 +16,8 @@ TIE = 1e-5
 
 @dataclass
 class Pair:
-    """An `Ensemble` and the oracle's models of the same weights. `options` go to `tiny_model`, one dictionary a model."""
+    """An `Ensemble` and the oracle's models of the same weights. `options` go to `tiny_model`, one dictionary a
+    model."""
 
     names: tuple[str, ...]
     ensemble: ed.Ensemble

@@ -35,7 +35,8 @@ def settings_of(line: dict) -> str:
 
 
 def check(demo: list, lines: list[dict]) -> int:
-    """The decoder on golden runs, one batch for all prompts of the same settings; the number of ties that fell elsewhere.
+    """The decoder on golden runs, one batch for all prompts of the same settings; the number of ties that fell
+    elsewhere.
 
     `demo`: (model, tokenizer) of both models, as `sweep.load_demo` gives them. AssertionError at the first difference.
     """

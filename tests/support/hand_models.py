@@ -1,4 +1,5 @@
-"""Models written out by hand: a few tokens, and a table from the text so far to the probabilities of what comes next."""
+"""Models written out by hand: a few tokens, and a table from the text so far to the probabilities of what comes
+next."""
 
 import numpy as np
 

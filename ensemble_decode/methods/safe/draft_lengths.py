@@ -15,10 +15,10 @@ _STOOD, _EXPECTED = 20.0, 16.0  # tokens that a row is taken to have seen before
 class AutoLength:
     """The rule of ``draft_length="auto"``; docs/methods.md has what it gains.
 
-    One more token is worth its forward where all before it stand. The primary's own probabilities estimate how likely that is,
-    corrected by what became of the row's earlier drafts: ``trust`` is the number of tokens that stood over the sum of their
-    probabilities, rejected tokens included in the sum, counted on from 20 / 16. A draft ends where the product of
-    ``min(1, trust * probability)`` over its tokens falls below 0.4, or with 16 tokens.
+    One more token is worth its forward where all before it stand. The primary's own probabilities estimate how likely
+    that is, corrected by what became of the row's earlier drafts: ``trust`` is the number of tokens that stood over the
+    sum of their probabilities, rejected tokens included in the sum, counted on from 20 / 16. A draft ends where the
+    product of ``min(1, trust * probability)`` over its tokens falls below 0.4, or with 16 tokens.
 
     Attributes:
         stood: Tokens that stood so far.

@@ -25,17 +25,20 @@ from ensemble_decode.outputs import TraceStep
 class SAFE(Method):
     """Draft, verify, ensemble: one round per row and step (paper, algorithm 1).
 
-    Sampled (paper, appendix H), a draft token stands with probability min(1, E / P_0), and a rejected position draws from the
-    residual max(E - P_0, 0).
+    Sampled (paper, appendix H), a draft token stands with probability min(1, E / P_0), and a rejected position draws
+    from the residual max(E - P_0, 0).
 
     Args:
         base: The step taken at a rejected position: ``UniTE``, ``GaC`` or another ``BaseMethod``.
-        draft_length: Tokens per draft, or ``"auto"``: lengths that follow each row's acceptance and the primary's confidence.
+        draft_length: Tokens per draft, or ``"auto"``: lengths that follow each row's acceptance and the primary's
+            confidence.
         sharpen: Of the ensemble's distribution at that position.
-        test: None for the paper's test: unanimity, or weighted probability above 1/2. Or a gate: the ensemble then acts at the first
-            safe position where the gate is open (``MaxProb``: the primary is unsure; ``KL``, ``JS``: the models disagree).
-        overlap: Whether the primary writes the next draft while the verifiers read this one; the next draft is dropped where
-            something is rejected. None: where a verifier sits on another device than the primary. The tokens are the same.
+        test: None for the paper's test: unanimity, or weighted probability above 1/2. Or a gate: the ensemble then acts
+            at the first safe position where the gate is open (``MaxProb``: the primary is unsure; ``KL``, ``JS``: the
+            models disagree).
+        overlap: Whether the primary writes the next draft while the verifiers read this one; the next draft is dropped
+            where something is rejected. None: where a verifier sits on another device than the primary. The tokens are
+            the same.
     """
 
     base: BaseMethod = field(default_factory=UniTE)
@@ -60,13 +63,13 @@ class SAFE(Method):
         # Generate: the primary writes up to n tokens alone, or has done so ahead.
         proposals = self._generate(context, rows)
 
-        # Verify: each verifier reads text + draft in one forward. A position is safe where every verifier has a token edge; the first
-        # safe position whose token does not stand is rejected.
+        # Verify: each verifier reads text + draft in one forward. A position is safe where every verifier has a token
+        # edge; the first safe position whose token does not stand is rejected.
         self._read(context, proposals)
         rejections = self._first_rejections(context, proposals)
 
-        # Ensemble: what stands is appended, the rest of the draft goes, and the base method acts at the rejected position on the
-        # logits that are there.
+        # Ensemble: what stands is appended, the rest of the draft goes, and the base method acts at the rejected
+        # position on the logits that are there.
         for proposal, rejection in zip(proposals, rejections, strict=True):
             self._append_standing(context, proposal, rejection)
         self._act(context, [(p, r) for p, r in zip(proposals, rejections, strict=True) if r and not p.row.finished])
@@ -109,7 +112,7 @@ class SAFE(Method):
     # -- verify ----------------------------------------------------------------------------------------------------
 
     def _read(self, context: StepContext, proposals: Sequence[Proposal]) -> None:
-        """Run the verifiers; overlapped, in threads of their own while the primary writes the drafts that follow these."""
+        """Run the verifiers; overlapped, the primary writes the drafts that follow these meanwhile."""
         forwards = readings(context, proposals)
         overlap = self.overlap
         if overlap is None:
@@ -143,7 +146,7 @@ class SAFE(Method):
     # -- ensemble --------------------------------------------------------------------------------------------------
 
     def _append_standing(self, context: StepContext, proposal: Proposal, rejection: Rejection | None) -> None:
-        """Append the tokens before the rejection, all of them where there is none, and count what became of the draft."""
+        """Append the tokens before the rejection, or all of them, and count what became of the draft."""
         row, state = proposal.row, State.of(proposal.row)
         kept = len(proposal.ids) if rejection is None else rejection.at
         ended = proposal.ended and kept == len(proposal.ids)

@@ -21,7 +21,8 @@ class Reading:
 
     Attributes:
         ids: Its ids of text + draft.
-        at: The index in ``ids`` of the token that starts at each safe position; the end of the ids where the draft ended there.
+        at: The index in ``ids`` of the token that starts at each safe position; the end of the ids where the draft
+            ended there.
         cached: So many leading ``ids`` are in its cache since the forward; None: no forward was needed.
         logits: Its logits [V_m] before each safe position.
         prob: Its probability of the token that it has at each safe position.
@@ -71,9 +72,9 @@ class Proposal(Draft):
 def readings(context: StepContext, proposals: Sequence[Proposal]) -> list[Callable[[], None]]:
     """Spell text + draft for every verifier, find the safe positions, and return the verifiers' forwards.
 
-    Each forward reads what is new to one verifier, in one pass over all rows, and keeps the logits at safe positions. Tokens behind
-    the last safe position wait for a later round, for nobody reads what follows them. The forwards touch different models, so
-    they may run at the same time.
+    Each forward reads what is new to one verifier, in one pass over all rows, and keeps the logits at safe positions.
+    Tokens behind the last safe position wait for a later round, for nobody reads what follows them. The forwards touch
+    different models, so they may run at the same time.
     """
     for proposal in proposals:
         _spell(context, proposal)

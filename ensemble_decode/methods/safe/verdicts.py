@@ -61,7 +61,8 @@ def first_rejections(
         proposals: The drafts.
         base: The method that acts at rejected positions; sampled, its distribution judges.
         sharpen: Of that distribution.
-        test: None: the paper's test. Otherwise tokens stand where this gated method would leave the choice to the primary.
+        test: None: the paper's test. Otherwise tokens stand where this gated method would leave the choice to the
+            primary.
     """
     places = [(proposal, j) for proposal in proposals for j in proposal.safe]
     if not places:

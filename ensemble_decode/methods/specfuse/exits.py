@@ -1,4 +1,4 @@
-"""What a row remembers of its models: how well their segments did, who is still active, how much each one's vote weighs."""
+"""What a row remembers of its models: how well they did, who is still active, how much each vote weighs."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Standing:
     def record(self, scores: Sequence[float], temperature: float, threshold: float) -> Exit:
         """Count a round in and let the weak models go.
 
-        ``Q_i`` is the mean of a model's scores so far, ``p = softmax(Q / tau)`` with ``tau = max(temperature / round, 0.05)``. Models with
-        ``p_i < threshold / M`` leave, the best one never.
+        ``Q_i`` is the mean of a model's scores so far, ``p = softmax(Q / tau)`` with
+        ``tau = max(temperature / round, 0.05)``. Models with ``p_i < threshold / M`` leave, the best one never.
 
         Args:
             scores: S of the draft of each active model.
@@ -93,8 +93,8 @@ class Exit:
 def comparisons_won(scores: Sequence[Sequence[float]], drafts: Sequence[int]) -> list[float]:
     """``r_i``: the share of comparisons that model i's candidate wins or ties (SpecEM).
 
-    It is compared with every other model k's candidate, in the judgement of every model j other than i. A model alone has no
-    comparisons: 0.
+    It is compared with every other model k's candidate, in the judgement of every model j other than i. A model alone
+    has no comparisons: 0.
 
     Args:
         scores: ``scores[j][c]``: what model j gives candidate c.

@@ -28,8 +28,8 @@ class SpecFuse(Method):
 
     Args:
         segment_length: Tokens per draft, in its model's own tokens.
-        exit_threshold: A model leaves a row where its share of the exit softmax falls below this over the number of models at the
-            start, 0 to 1; 0 keeps all.
+        exit_threshold: A model leaves a row where its share of the exit softmax falls below this over the number of
+            models at the start, 0 to 1; 0 keeps all.
         temperature: Of that softmax in the first round, above 0; divided by the round, not below 0.05.
         feedback: None, or the learning rate of SpecEM's weights, above 0.
         trim: ``"word"`` cuts drafts before a last word that may be unfinished, ``"none"`` leaves them whole.
@@ -107,7 +107,8 @@ class SpecFuse(Method):
         return len(draft.ids) < self.segment_length and not full
 
     def _ballot(self, row: StepRow, active: list[int], segments: list[Draft]) -> Ballot | None:
-        """Trim the drafts and merge equal ones; None where a draft does not fit every context. Literals that do not are left out."""
+        """Trim the drafts and merge equal ones; None where a draft does not fit every context. Literals that do not are
+        left out."""
         merged: dict[tuple[bytes, bool], Candidate] = {}
         for segment in segments:
             text = segment.text
@@ -160,7 +161,8 @@ def _standing(context: StepContext, row: StepRow) -> Standing:
 
 
 def _keep_winners(context: StepContext, settled: Sequence[tuple[Ballot, int]]) -> None:
-    """Bring every cache to its row's new text without running it again: what drafting or scoring has left there stays."""
+    """Bring every cache to its row's new text without running it again: what drafting or scoring has left there
+    stays."""
     for m in range(len(context.devices)):
         rows: list[StepRow] = []
         trees: list[Tree] = []

@@ -6,7 +6,8 @@ import codecs
 
 
 def trim_word(draft: bytes) -> bytes:
-    """A draft without an incomplete UTF-8 tail and without a last word that may be unfinished; whole where nothing would be left.
+    """A draft without an incomplete UTF-8 tail and without a last word that may be unfinished; whole where nothing
+    would be left.
 
     The last word goes, with the whitespace before it, where its last character is alphanumeric and something other than
     whitespace stands before that whitespace.

@@ -38,7 +38,8 @@ class Step:
 
     `margin` is the smallest distance of any decision to its opposite: the score of the choice minus that of the best
     candidate that would have emitted something else, and the distances to the thresholds of gate, trigger and
-    `min_prob`. `border` is the smallest gap, in logits, between a model's k-th and (k+1)-th id; `size` the number of candidates.
+    `min_prob`. `border` is the smallest gap, in logits, between a model's k-th and (k+1)-th id; `size` the number of
+    candidates.
     """
 
     chosen: bytes | None

@@ -1,6 +1,7 @@
 """GaC: the weighted mean over the union of whole vocabularies, in float64.
 
-Over hundreds of thousands of candidates dictionaries take seconds, so here they are one sorted list and an array per model.
+Over hundreds of thousands of candidates dictionaries take seconds, so here they are one sorted list and an array per
+model.
 """
 
 import bisect

@@ -24,7 +24,8 @@ def safe(
     test: Gate | None = None,
     **settings,
 ) -> Result:
-    """`base` "unite" or "gac", with its `settings`; `test` in place of the paper's: rejected where that gate is open."""
+    """`base` "unite" or "gac", with its `settings`; `test` in place of the paper's: rejected where that gate is
+    open."""
     weights = equal_weights(models, weights)
     fuse = partial(
         {"unite": unite_step, "gac": gac_step}[base], models, weights=weights, sharpening=sharpening, **settings
@@ -77,8 +78,8 @@ def sampled_distribution(
 ) -> tuple[dict, bool]:
     """What the first token of sampled SAFE over UniTE follows at temperature 1, and whether the ensemble acts on it.
 
-    Every model has a token edge there, so the draft token is judged: the accepted share of `P_0` and the residual make up E. With a
-    gate as the `test` it stands where that gate is closed, which leaves `P_0`.
+    Every model has a token edge there, so the draft token is judged: the accepted share of `P_0` and the residual make
+    up E. With a gate as the `test` it stands where that gate is closed, which leaves `P_0`.
     """
     logits = [model.logits(model.vocab.prompt_ids(prompt)) for model in models]
     if test is None or gate_test(models, weights, test, settings)(logits).ensembled:

@@ -1,4 +1,5 @@
-"""SpecFuse by the oracle: every model drafts a segment, all score all segments, the best is appended, weak models leave."""
+"""SpecFuse by the oracle: every model drafts a segment, all score all segments, the best is appended, weak models
+leave."""
 
 import math
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ class Segment:
 
 @dataclass
 class Round:
-    """What one round saw: candidates, their scores, the winner's place, who was active after it, the weights after it."""
+    """What one round saw: candidates, their scores, the winner's place, who was active after it, the weights after
+    it."""
 
     candidates: list[Segment]
     scores: list[float]
@@ -47,7 +49,8 @@ def specfuse(
     words: bool = True,
     literals: tuple[bytes, ...] = (),
 ) -> tuple[Result, list[Round]]:
-    """`rate`: of the feedback (None: no feedback). `words`: trim drafts. `literals`: further candidates of every round."""
+    """`rate`: of the feedback (None: no feedback). `words`: trim drafts. `literals`: further candidates of every
+    round."""
     weight = dict(enumerate(equal_weights(models, weights)))
     prompts = [model.vocab.prompt_ids(prompt) for model in models]
     stops = [s.encode() if isinstance(s, str) else s for s in stop or ()]

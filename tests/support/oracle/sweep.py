@@ -2,13 +2,13 @@
 
     python tests/support/oracle/sweep.py [--out FOLDER] [--only PART ...] [--limit N] [--check]
 
-One file of JSON lines per part (`single`, `unite`, `gac`, `safe`, `variants`); the first line names weights and tokenizers
-by their hashes, each further line is one run, written as soon as it is done. Runs that a file already holds are skipped; a
-file made from other weights is refused. A full sweep takes hours on two cores.
+One file of JSON lines per part (`single`, `unite`, `gac`, `safe`, `variants`); the first line names weights and
+tokenizers by their hashes, each further line is one run, written as soon as it is done. Runs that a file already holds
+are skipped; a file made from other weights is refused. A full sweep takes hours on two cores.
 
-A forward pass over a whole text gives the logits after each of its prefixes. So, to save time, the package's own decoder
-writes a text first, and the oracle's memo is filled from one pass over it: wherever the oracle then asks for another
-sequence of ids, it runs that sequence, and what it decides never depends on the guess.
+A forward pass over a whole text gives the logits after each of its prefixes. So, to save time, the package's own
+decoder writes a text first, and the oracle's memo is filled from one pass over it: wherever the oracle then asks for
+another sequence of ids, it runs that sequence, and what it decides never depends on the guess.
 """
 
 import argparse
@@ -107,8 +107,8 @@ def run(models: list, spec: dict):
 def line_of(spec: dict, result) -> dict:
     """One run as golden data: what came out, and how close its decisions were.
 
-    `margins`: of every step (two digits) where there is one decision a step; for SAFE, [number of decisions, the margins
-    under 0.01 by the decision's number].
+    `margins`: of every step (two digits) where there is one decision a step; for SAFE, [number of decisions, the
+    margins under 0.01 by the decision's number].
     """
     margins: list | dict = [float(f"{margin:.1e}") for margin in result.margins]
     if spec["method"] == "safe":
