@@ -22,7 +22,8 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?|%)\s*", re.IGNORECASE)
 
 
 def parse_memory(memory: int | float | str) -> int | float:
-    """Bytes (int), or a share of what is free (float in (0, 1]): from ``8 * 2**30``, ``"8GiB"``, ``"500MB"``, ``0.5`` or ``"50%"``."""
+    """Bytes (int), or a share of what is free (float in (0, 1]): from ``8 * 2**30``, ``"8GiB"``, ``"500MB"``, ``0.5``
+    or ``"50%"``."""
     if isinstance(memory, str):
         match = _SIZE.fullmatch(memory)
         units = {unit.lower(): size for unit, size in _UNITS.items()} | {"%": -1}
@@ -67,8 +68,8 @@ def _left_in_group() -> int:
 def cache_limits(members: Sequence[Member], memory: int | float | str | None) -> list[int]:
     """Bytes that each model's cache may take.
 
-    An amount is shared out over all models, a share is taken of each device's free memory (what the caches hold now counts as
-    free) and shared out over the models there; so that every model's cache holds about as many tokens.
+    An amount is shared out over all models, a share is taken of each device's free memory (what the caches hold now
+    counts as free) and shared out over the models there; so that every model's cache holds about as many tokens.
     """
     wanted = None if memory is None else parse_memory(memory)
     if isinstance(wanted, int):

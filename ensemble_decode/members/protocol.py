@@ -1,11 +1,11 @@
 """What an ensemble asks of a model: the ``Member`` protocol, in terms that any engine can answer.
 
-A member holds rows of tokens in *slots*. It appends tokens to any rows, gives logits where they are asked for, and forgets the last
-tokens of any row. Nothing outside ``ensemble_decode/members`` knows more about a model than this file says. The conformance suite
-(``ensemble_decode/members/conformance.py``) checks all of it.
+A member holds rows of tokens in *slots*. It appends tokens to any rows, gives logits where they are asked for, and
+forgets the last tokens of any row. Nothing outside ``ensemble_decode/members`` knows more about a model than this file
+says. The conformance suite (``ensemble_decode/members/conformance.py``) checks all of it.
 
-Two rules hold everywhere. A call that raises has changed nothing. What a row gets depends on that row alone, whatever rows are beside
-it and in whatever order they come.
+Two rules hold everywhere. A call that raises has changed nothing. What a row gets depends on that row alone, whatever
+rows are beside it and in whatever order they come.
 """
 
 from __future__ import annotations
@@ -105,11 +105,12 @@ class Member(Protocol):
         """Take a free slot for a new row.
 
         Args:
-            ids: What the row is going to hold. Where another slot begins with enough of them, the new row begins with that beginning
-                at once, and later rows may take over from this one. None: nothing is shared.
+            ids: What the row is going to hold. Where another slot begins with enough of them, the new row begins with
+                that beginning at once, and later rows may take over from this one. None: nothing is shared.
 
         Returns:
-            The slot. ``length(slot)`` says how many of ``ids`` it already holds; never the last one, whose logits are wanted.
+            The slot. ``length(slot)`` says how many of ``ids`` it already holds; never the last one, whose logits are
+            wanted.
 
         Raises:
             CacheLimitError: No slot is free and the limits allow no further one.
@@ -161,7 +162,8 @@ class Member(Protocol):
             The logits, rows in the order of ``slots``.
 
         Raises:
-            InputError: A slot appears twice, an id is outside the vocabulary, or more positions are asked for than are new.
+            InputError: A slot appears twice, an id is outside the vocabulary, or more positions are asked for than are
+                new.
             ContextError: A row would be longer than ``context_length``.
             CacheError: A slot is not held, or the limits leave no room.
         """
@@ -188,7 +190,8 @@ class Member(Protocol):
         Args:
             slots: The slots of the call of ``read_trees``.
             trees: Its trees.
-            paths: Per row the nodes of one path, as ``Tree.add`` returned them. The row is cut at the path's fork first.
+            paths: Per row the nodes of one path, as ``Tree.add`` returned them. The row is cut at the path's fork
+                first.
         """
 
     # -- memory --------------------------------------------------------------------------------------------------
@@ -231,7 +234,8 @@ class Member(Protocol):
         """Tokens of the longest row."""
 
     def could_hold(self, rows: int, length: int) -> bool:
-        """Whether the limits allow ``rows`` rows of ``length`` tokens; a length past the context counts as the context."""
+        """Whether the limits allow ``rows`` rows of ``length`` tokens; a length past the context counts as the
+        context."""
 
     def make_room(self, rows: int, length: int, *, ahead: int, most: int) -> Mapping[int, int]:
         """Shape the cache for what a round may add, so that no forward has to grow it.
@@ -253,7 +257,8 @@ class Member(Protocol):
         """Let go of all cache memory, where no slot is held."""
 
     def why_not(self, rows: int, length: int) -> str | None:
-        """The figures that make ``could_hold`` false, as an end of a sentence; None where it is true. Changes nothing."""
+        """The figures that make ``could_hold`` false, as an end of a sentence; None where it is true. Changes
+        nothing."""
 
 
 NEEDED = {

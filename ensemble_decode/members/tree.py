@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 class Tree:
     """Continuations of one row; those that begin alike share nodes.
 
-    Node n holds ``ids[n]`` at text position ``positions[n]``. It sees the row's first ``forks[n]`` tokens, then its ancestors.
+    Node n holds ``ids[n]`` at text position ``positions[n]``. It sees the row's first ``forks[n]`` tokens, then its
+    ancestors.
 
     Attributes:
         ids: Token id of each node.
