@@ -3,45 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
-from ensemble_decode.errors import InputError
 from ensemble_decode.kernels.reference.philox import philox
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a token is chosen from a distribution.
-
-    ``temperature`` 0 is greedy. The filters act in the order of transformers: temperature, ``top_k`` (0 is off), ``top_p``, ``min_p``.
-    ``seed`` None draws one from the operating system for each call; a result depends on (seed, row, step) alone, never on
-    the batch.
-    """
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        if not (self.temperature >= 0 and math.isfinite(self.temperature)):
-            raise InputError(f"Sampling: temperature must be 0 (greedy) or a positive number, got {self.temperature!r}")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"Sampling: top_p must lie in (0, 1], got {self.top_p!r}")
-        if self.top_k < 0 or int(self.top_k) != self.top_k:
-            raise InputError(f"Sampling: top_k must be 0 (off) or a positive integer, got {self.top_k!r}")
-        if not 0 <= self.min_p <= 1:
-            raise InputError(f"Sampling: min_p must lie in [0, 1], got {self.min_p!r}")
-        if self.seed is not None and not 0 <= self.seed < 2**63:
-            raise InputError(f"Sampling: seed must lie in [0, 2**63), got {self.seed!r}")
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
+from ensemble_decode.settings import Sampling
 
 
 def filtered_probs(logits: torch.Tensor, allowed: torch.Tensor, sampling: Sampling) -> torch.Tensor:

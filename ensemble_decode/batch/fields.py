@@ -12,7 +12,7 @@ from ensemble_decode.decode.prompts import check_prompt_type
 from ensemble_decode.decode.requests import BatchRequest, as_stops, check_max_new_tokens, check_seed
 from ensemble_decode.errors import EnsembleError, InputError
 from ensemble_decode.methods import Method
-from ensemble_decode.methods.options import METHOD_OPTIONS, build_method
+from ensemble_decode.methods.flags import METHOD_OPTIONS, build_method
 from ensemble_decode.outputs import Completion, ErrorKind, Stats
 from ensemble_decode.sampling import Sampling
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from ensemble_decode.cli.generate import generate
 from ensemble_decode.errors import InputError
-from ensemble_decode.methods.options import METHOD_OPTIONS
+from ensemble_decode.methods.flags import METHOD_OPTIONS
 
 _MODELS = ("model", "weight", "device", "dtype", "attention")
 _METHOD = tuple(dict.fromkeys(option.replace("-", "_") for options in METHOD_OPTIONS.values() for option in options))

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from ensemble_decode.cli.support import load_ensemble, writer
 from ensemble_decode.errors import EnsembleError, InputError
-from ensemble_decode.methods.options import METHOD_OPTIONS, build_method
+from ensemble_decode.methods.flags import METHOD_OPTIONS, build_method
 
 if TYPE_CHECKING:
     from ensemble_decode.outputs import Completion, TraceStep

@@ -18,7 +18,7 @@ from ensemble_decode.ensemble import Ensemble
 from ensemble_decode.errors import InputError
 from ensemble_decode.harness.likelihood import Scored, chain_method, score
 from ensemble_decode.methods import Single
-from ensemble_decode.methods.options import METHOD_OPTIONS, build_method
+from ensemble_decode.methods.flags import METHOD_OPTIONS, build_method
 from ensemble_decode.sampling import Sampling
 
 _log = logging.getLogger(__name__)

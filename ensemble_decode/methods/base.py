@@ -367,9 +367,3 @@ def participants(method: object, members: Sequence[Member]) -> list[int]:
         if lacking is not None:
             raise InputError(f"{type(method).__name__}: {lacking}")
     return models
-
-
-def check_choice(method: str, name: str, value: Any, choices: Sequence[str]) -> None:
-    """Refuse a ``value`` of the option ``name`` of ``method`` that is none of ``choices``, with InputError."""
-    if value not in choices:
-        raise InputError(f"{method}: {name} must be one of {', '.join(choices)}, got {value!r}")

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 
 from ensemble_decode import kernels
-from ensemble_decode.errors import InputError
 from ensemble_decode.kernels.reference.fuse_full import full_distribution
 from ensemble_decode.methods.base import BaseMethod, Distribution, StepContext, StepRow
 from ensemble_decode.methods.gates import MaxProb, gate_fields
 from ensemble_decode.methods.sharpen import NO_SHARPEN, Sharpen, sharpen_fields
+from ensemble_decode.schema.options import NUMBER, Options
 
 _PRIMARY_TOP = 10  # ids of the primary that prefix sharpening may raise, as in UniTE's default top_k
 
 
 @dataclass(frozen=True)
-class GaC(BaseMethod):
+class GaC(Options, BaseMethod):
     """The argmax, or a sample, of ``E(c) = sum_m w_m P_m(c)`` over every candidate of every vocabulary.
 
     A candidate that a model lacks counts 0 there.
@@ -28,11 +30,8 @@ class GaC(BaseMethod):
             every step.
     """
 
-    threshold: float = 0.5
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.threshold <= 1:
-            raise InputError(f"GaC: threshold must lie between 0 and 1, got {self.threshold!r}")
+    source: ClassVar[str] = "arXiv 2406.12585"
+    threshold: Annotated[float, Field(ge=0, le=1), NUMBER] = 0.5
 
     @property
     def alone_from(self) -> float | None:

@@ -3,65 +3,54 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
-from ensemble_decode.errors import InputError
+from pydantic import Field
 
-
-def _check(name: str, threshold: float, upper: float | None) -> None:
-    if not threshold >= 0 or (upper is not None and threshold > upper):
-        allowed = "0 or more" if upper is None else f"between 0 and {upper:g}"
-        raise InputError(f"{name}: threshold must be {allowed}, got {threshold!r}")
+from ensemble_decode.schema.options import NUMBER, Choice, Options
 
 
 @dataclass(frozen=True)
-class MaxProb:
+class MaxProb(Options):
     """Ensemble only where the primary's top probability is below a threshold (GaC, arXiv 2406.12585, section 3.3).
 
     Args:
-        threshold: A probability, 0 to 1.
+        threshold: A probability; the gate is open below it.
     """
 
-    threshold: float = 0.5
-
-    def __post_init__(self) -> None:
-        _check("MaxProb", self.threshold, 1.0)
+    source: ClassVar[str] = "arXiv 2406.12585, section 3.3"
+    threshold: Annotated[float, Field(ge=0, le=1), NUMBER] = 0.5
 
 
 @dataclass(frozen=True)
-class KL:
+class KL(Options):
     """Ensemble only where some model is far from the consensus: the maximum over m of KL(P_m || sum w P).
 
     The divergence is taken over the union of candidates plus one bucket for the rest.
 
     Args:
-        threshold: In nats, 0 or more; the gate is open above it.
+        threshold: In nats; the gate is open above it.
     """
 
-    threshold: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check("KL", self.threshold, None)
+    threshold: Annotated[float, Field(ge=0), NUMBER] = 0.1
 
 
 @dataclass(frozen=True)
-class JS:
+class JS(Options):
     """Ensemble only where the models disagree: by their weighted Jensen-Shannon divergence.
 
     The divergence is taken over the union of candidates plus one bucket for the rest.
 
     Args:
-        threshold: In nats, 0 or more; the gate is open above it.
+        threshold: In nats; the gate is open above it.
     """
 
-    threshold: float = 0.1
-
-    def __post_init__(self) -> None:
-        _check("JS", self.threshold, None)
+    threshold: Annotated[float, Field(ge=0), NUMBER] = 0.1
 
 
 Gate = MaxProb | KL | JS
-GATE_NAMES: dict[type, str] = {MaxProb: "max_prob", KL: "kl", JS: "js"}
+GATES = Choice("a gate", {"max_prob": MaxProb, "kl": KL, "js": JS}, optional=True)
+GATE_NAMES: dict[type, str] = {cls: name for name, cls in GATES.classes.items()}
 
 
 def gate_fields(gate: Gate | None) -> dict[str, Any]:

@@ -1,127 +1,146 @@
-"""From the options of the command line to a method and its settings."""
+"""Methods as text and as JSON, and what there is to choose: ``parse_method``, ``describe``, ``json_schema``, ``options_table``."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from ensemble_decode.errors import InputError
-
-if TYPE_CHECKING:
-    from ensemble_decode.methods import Method
-
-# Which options each method takes, in the words of the command line.
-_UNITE = ("top-k", "oov", "aggregate", "gate")
-_SHARPEN = ("sharpen", "trigger", "sharpen-threshold", "sharpen-min-prob", "sharpen-temperature")
-METHOD_OPTIONS: dict[str, tuple[str, ...]] = {
-    "unite": _UNITE,
-    "gac": ("threshold",),
-    "safe": ("base", "draft-length", "test", *_SHARPEN, *_UNITE, "threshold"),
-    "specfuse": ("segment-length", "exit-threshold", "exit-temperature", "feedback", "trim", "literal"),
-    "single": ("single-model",),
-}
-_GATES = ("max_prob", "kl", "js")
+from ensemble_decode.methods.base import Method
+from ensemble_decode.methods.gates import GATES
+from ensemble_decode.methods.registry import METHODS
+from ensemble_decode.methods.sharpen import SHARPENINGS
+from ensemble_decode.schema.grammar import write
+from ensemble_decode.schema.options import Choice, properties
+from ensemble_decode.schema.words import expected
 
 
-def build_method(name: str, options: Mapping[str, Any]) -> "Method":
-    """The method called ``name`` with the options that were given (those that are None were not).
+def parse_method(given: str | Mapping[str, Any]) -> Method:
+    """The method that text or JSON stands for.
 
-    Raises ``InputError`` for an unknown method and for an option that the method does not take: nothing is ignored.
+    Args:
+        given: Text such as ``safe(draft_length=auto, base=gac(threshold=0.4))``; the text of a JSON object; or a mapping such as
+            ``{"name": "safe", "draft_length": "auto", "base": {"name": "gac", "threshold": 0.4}}``. Options that are left out
+            have their defaults. Within parentheses, values without a name are taken in the order of the class's fields.
+
+    Raises:
+        InputError: The text cannot be read, there is no such method or option, or a value does not fit.
     """
-    if name not in METHOD_OPTIONS:
-        raise InputError(f"--method {name!r}: there are {', '.join(METHOD_OPTIONS)}")
-    given = {option: value for option, value in options.items() if value is not None}
-    for option in given:
-        if option not in METHOD_OPTIONS[name]:
-            takers = ", ".join(method for method, taken in METHOD_OPTIONS.items() if option in taken)
-            raise InputError(f"--{option} is an option of --method {takers}, not of {name}")
-    from ensemble_decode.methods import Single
-
-    if name == "unite":
-        return _unite(given)
-    if name == "gac":
-        return _gac(given)
-    if name == "specfuse":
-        return _specfuse(given)
-    if name == "single":
-        return Single(given.get("single-model", 0))
-    return _safe(given)
-
-
-def _unite(given: Mapping[str, Any]) -> Any:
-    from ensemble_decode.methods import UniTE
-
-    gate = {"gate": parse_gate(given["gate"])} if "gate" in given else {}
-    return UniTE(**_renamed(given, {"top-k": "top_k", "oov": "oov", "aggregate": "aggregate"}), **gate)
-
-
-def _gac(given: Mapping[str, Any]) -> Any:
-    from ensemble_decode.methods import GaC
-
-    return GaC(**_renamed(given, {"threshold": "threshold"}))
-
-
-def _safe(given: Mapping[str, Any]) -> Any:
-    from ensemble_decode.methods import SAFE, Sharpen
-
-    base_name = given.get("base", "unite")
-    if base_name not in ("unite", "gac"):
-        raise InputError(f"--base {base_name!r}: there are unite, gac")
-    wrong = [option for option in given if option in (_UNITE if base_name == "gac" else ("threshold",))]
-    if wrong:
-        raise InputError(f"--{wrong[0]} is not an option of --method safe --base {base_name}")
-    sharpen = _renamed(
-        given,
-        {
-            "sharpen": "kind",
-            "trigger": "trigger",
-            "sharpen-threshold": "threshold",
-            "sharpen-min-prob": "min_prob",
-            "sharpen-temperature": "temperature",
-        },
-    )
-    lengths = {"draft_length": _draft_length(given["draft-length"])} if "draft-length" in given else {}
-    test = {"test": parse_gate(given["test"])} if "test" in given else {}
-    base = _gac(given) if base_name == "gac" else _unite(given)
-    return SAFE(base=base, sharpen=Sharpen(**sharpen), **lengths, **test)
-
-
-def _specfuse(given: Mapping[str, Any]) -> Any:
-    from ensemble_decode.methods import SpecFuse
-
-    names = {
-        "segment-length": "segment_length",
-        "exit-threshold": "exit_threshold",
-        "exit-temperature": "temperature",
-        "feedback": "feedback",
-        "trim": "trim",
-        "literal": "literals",
-    }
-    return SpecFuse(**_renamed(given, names))
-
-
-def _renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    return {field: given[option] for option, field in names.items() if option in given}
-
-
-def _draft_length(text: str) -> Any:
-    if text == "auto":
-        return text
+    if isinstance(given, str) and given.lstrip().startswith("{"):
+        try:
+            given = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"a method as JSON: {error}") from None
     try:
-        return int(text)
+        return METHODS.build(given)
+    except InputError:
+        raise
     except ValueError:
-        raise InputError(f"--draft-length {text!r}: give a positive integer or auto") from None
+        raise InputError(f"a method is text or an object with a 'name', got {given!r}") from None
 
 
-def parse_gate(text: str) -> Any:
-    """``max_prob``, ``kl`` or ``js``, with a threshold after a colon where it is not the default: ``kl:0.2``."""
-    from ensemble_decode.methods import JS, KL, MaxProb
+def describe(method: Method) -> str:
+    """A method as the shortest text that ``parse_method`` reads as an equal one: only options that are not the default.
 
-    name, colon, number = text.partition(":")
-    if name not in _GATES:
-        raise InputError(f"gate {text!r}: there are {', '.join(_GATES)}, with a threshold as in kl:0.2")
-    gate = {"max_prob": MaxProb, "kl": KL, "js": JS}[name]
-    try:
-        return gate(float(number)) if colon else gate()
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"gate {text!r}: the threshold {number!r} is not a number") from None
+    Raises:
+        InputError: The method, or one within it, is of a class that has no name.
+    """
+    return write(METHODS.call_of(method))
+
+
+def as_mapping(method: Method) -> dict[str, Any]:
+    """A method as JSON has it, with every option; ``parse_method`` reads it as an equal one.
+
+    Raises:
+        InputError: As ``describe``; or an option holds bytes, which JSON does not have.
+    """
+    return METHODS.plain(method)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a method: what ``parse_method`` takes as a mapping, or as the name alone."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **METHODS.json_schema(), "title": "method"}
+
+
+@dataclass(frozen=True)
+class OptionRow:
+    """One line of the table of options.
+
+    Attributes:
+        owner: The name that the option belongs to, such as ``unite``.
+        name: The option.
+        values: What it may be, in words.
+        default: As text has it.
+        meaning: What it does.
+    """
+
+    owner: str
+    name: str
+    values: str
+    default: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class OptionGroup:
+    """A method, gate or sharpening with its options.
+
+    Attributes:
+        name: Its name; for sharpenings, which share their options, all names.
+        kind: "method", "gate" or "sharpening".
+        meaning: The first sentence of its description.
+        source: The paper, or "".
+        options: Its options, in the order of the class.
+    """
+
+    name: str
+    kind: str
+    meaning: str
+    source: str
+    options: tuple[OptionRow, ...]
+
+
+def option_groups() -> list[OptionGroup]:
+    """Every method, gate and sharpening with its options."""
+    groups = [_group("method", name, cls, METHODS) for name, cls in METHODS.classes.items()]
+    groups += [_group("gate", name, cls, GATES) for name, cls in GATES.classes.items()]
+    sharpen = next(iter(SHARPENINGS.classes.values()))
+    return [*groups, _group("sharpening", "|".join(SHARPENINGS.classes), sharpen, SHARPENINGS)]
+
+
+def _group(kind: str, name: str, cls: type, choice: Choice) -> OptionGroup:
+    meaning = (cls.__doc__ or "").partition("\n")[0].replace("``", "")
+    return OptionGroup(name, kind, meaning, getattr(cls, "source", ""), tuple(_rows(name, cls, choice.tag)))
+
+
+def _rows(owner: str, cls: type, tag: str | None) -> Iterator[OptionRow]:
+    for name, schema in properties(cls).items():
+        if name != tag:
+            default = write(_shown(schema["default"]))
+            yield OptionRow(owner, name, expected(schema), default, schema["description"])
+
+
+def _shown(default: Any) -> Any:
+    from ensemble_decode.schema.grammar import Word
+
+    if isinstance(default, dict):
+        return Word(default["name"])
+    return Word(default) if isinstance(default, str) else default
+
+
+def options_table() -> str:
+    """The table of all options in Markdown, for the documentation."""
+    lines = []
+    for group in option_groups():
+        source = f" ({group.source})" if group.source else ""
+        lines += [f"**`{group.name}`** ({group.kind}): {group.meaning}{source}", ""]
+        if group.options:
+            lines += ["| option | default | values | meaning |", "| --- | --- | --- | --- |"]
+            lines += [
+                f"| `{row.name}` | `{row.default}` | {row.values} | {row.meaning} |".replace("||", "\\|\\|")
+                for row in group.options
+            ]
+            lines.append("")
+    return "\n".join(lines)

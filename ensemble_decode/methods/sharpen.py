@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from ensemble_decode.errors import InputError
+from pydantic import Field
+
+from ensemble_decode.schema.options import NUMBER, Choice, Options
 
 SharpenKind = Literal["none", "prefix", "geometric", "temperature"]
 Trigger = Literal["max_prob", "entropy"]
 
 
 @dataclass(frozen=True)
-class Sharpen:
+class Sharpen(Options):
     """How and where to sharpen.
 
     Args:
@@ -22,29 +24,20 @@ class Sharpen:
             sampling. ``"none"`` does nothing.
         trigger: ``"max_prob"`` fires where the largest ensemble probability is below ``threshold``, ``"entropy"`` where
             entropy / log of the number of candidates is above it.
-        threshold: Of the trigger, 0 to 1.
-        min_prob: The probability that ``"prefix"`` asks of a candidate, 0 to 1.
-        temperature: Of ``"temperature"``, above 0.
+        threshold: Of the trigger.
+        min_prob: The probability that ``"prefix"`` asks of a candidate.
+        temperature: Of ``"temperature"``.
     """
 
+    source: ClassVar[str] = "arXiv 2510.15346, section 4"
     kind: SharpenKind = "geometric"
     trigger: Trigger = "max_prob"
-    threshold: float = 0.5
-    min_prob: float = 0.1
-    temperature: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(SharpenKind):
-            raise InputError(f"Sharpen: kind must be one of {', '.join(get_args(SharpenKind))}, got {self.kind!r}")
-        if self.trigger not in get_args(Trigger):
-            raise InputError(f"Sharpen: trigger must be one of {', '.join(get_args(Trigger))}, got {self.trigger!r}")
-        for name in ("threshold", "min_prob"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"Sharpen: {name} must lie between 0 and 1, got {getattr(self, name)!r}")
-        if not self.temperature > 0:
-            raise InputError(f"Sharpen: temperature must be above 0, got {self.temperature!r}")
+    threshold: Annotated[float, Field(ge=0, le=1), NUMBER] = 0.5
+    min_prob: Annotated[float, Field(ge=0, le=1), NUMBER] = 0.1
+    temperature: Annotated[float, Field(gt=0), NUMBER] = 0.5
 
 
+SHARPENINGS = Choice("a sharpening", dict.fromkeys(get_args(SharpenKind), Sharpen), tag="kind")
 NO_SHARPEN = Sharpen("none")
 
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from ensemble_decode.errors import InputError
 from ensemble_decode.methods.base import Method, StepContext, StepRow
+from ensemble_decode.schema.options import INTEGER, Options
 
 
 @dataclass(frozen=True)
-class Single(Method):
+class Single(Options, Method):
     """One model writes alone; its ids are reported.
 
     Args:
         model: Its number, from 0.
     """
 
-    model: int = 0
+    model: Annotated[int, Field(ge=0), INTEGER] = 0
 
     @property
     def primary(self) -> int:

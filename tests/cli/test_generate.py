@@ -13,7 +13,7 @@ import ensemble_decode as ed
 from ensemble_decode.cli import app as cli
 from ensemble_decode.errors import InputError
 from ensemble_decode.methods import JS, KL, SAFE, GaC, MaxProb, Sharpen, Single, SpecFuse, UniTE
-from ensemble_decode.methods import options as cli_options
+from ensemble_decode.methods import flags as cli_options
 
 
 @pytest.fixture(scope="module")

@@ -189,13 +189,13 @@ def test_feedback_by_the_formula():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"segment_length": 0}, "segment_length must be a positive integer, got 0"),
-        ({"segment_length": True}, "segment_length must be a positive integer, got True"),
-        ({"exit_threshold": -0.1}, "exit_threshold must lie between 0 and 1"),
-        ({"exit_threshold": float("nan")}, "exit_threshold must lie between 0 and 1"),
+        ({"segment_length": 0}, "segment_length must be an integer of at least 1, got 0"),
+        ({"segment_length": True}, "segment_length must be an integer of at least 1, got True"),
+        ({"exit_threshold": -0.1}, "exit_threshold must be a number from 0 to 1"),
+        ({"exit_threshold": float("nan")}, "exit_threshold must be a number from 0 to 1"),
         ({"temperature": 0}, "temperature must be a number above 0"),
         ({"feedback": 0.0}, "feedback must be None or a rate above 0"),
-        ({"trim": "sentence"}, "trim must be one of word, none"),
+        ({"trim": "sentence"}, "trim must be one of 'word', 'none'"),
         ({"literals": "yes"}, "literals must be a tuple"),
         ({"literals": ("",)}, "a literal must be a string or bytes, not empty"),
         ({"literals": (3,)}, "a literal must be a string or bytes"),

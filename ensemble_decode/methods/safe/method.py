@@ -5,24 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 
-from ensemble_decode.errors import InputError
 from ensemble_decode.methods.base import BaseMethod, Method, StepContext, StepRow
 from ensemble_decode.methods.drafts import write_drafts
-from ensemble_decode.methods.gates import GATE_NAMES, Gate
+from ensemble_decode.methods.gac import GaC
+from ensemble_decode.methods.gates import GATES, Gate
 from ensemble_decode.methods.safe.draft_lengths import LONGEST, AutoLength
 from ensemble_decode.methods.safe.reading import Proposal, readings, roll_back
 from ensemble_decode.methods.safe.verdicts import Rejection, first_rejections, logits_at
-from ensemble_decode.methods.sharpen import Sharpen
+from ensemble_decode.methods.sharpen import SHARPENINGS, Sharpen
 from ensemble_decode.methods.unite import UniTE
 from ensemble_decode.outputs import TraceStep
+from ensemble_decode.schema.options import FLAG, INTEGER, Choice, Options
+
+BASES = Choice("a base method", {"unite": UniTE, "gac": GaC}, others=BaseMethod)
 
 
 @dataclass(frozen=True)
-class SAFE(Method):
+class SAFE(Options, Method):
     """Draft, verify, ensemble: one round per row and step (paper, algorithm 1).
 
     Sampled (paper, appendix H), a draft token stands with probability min(1, E / P_0), and a rejected position draws
@@ -41,22 +45,12 @@ class SAFE(Method):
             the same.
     """
 
-    base: BaseMethod = field(default_factory=UniTE)
-    draft_length: int | Literal["auto"] = 5
-    sharpen: Sharpen = field(default_factory=Sharpen)
-    test: Gate | None = None
-    overlap: bool | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.base, BaseMethod):
-            raise InputError(f"SAFE: base must be UniTE(...), GaC(...) or another BaseMethod, got {self.base!r}")
-        n = self.draft_length
-        if n != "auto" and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
-            raise InputError(f"SAFE: draft_length must be a positive integer or 'auto', got {n!r}")
-        if not isinstance(self.sharpen, Sharpen):
-            raise InputError(f"SAFE: sharpen must be a Sharpen(...), got {self.sharpen!r}")
-        if self.test is not None and type(self.test) not in GATE_NAMES:
-            raise InputError(f"SAFE: test must be None, MaxProb, KL or JS, got {self.test!r}")
+    source: ClassVar[str] = "arXiv 2510.15346"
+    base: Annotated[BaseMethod, BASES] = field(default_factory=UniTE)
+    draft_length: Annotated[int, Field(ge=1), INTEGER] | Literal["auto"] = 5
+    sharpen: Annotated[Sharpen, SHARPENINGS] = field(default_factory=Sharpen)
+    test: Annotated[Gate | None, GATES] = None
+    overlap: Annotated[bool, FLAG] | None = None
 
     def round(self, context: StepContext, rows: Sequence[StepRow]) -> None:
         """Algorithm 1, for every row at its own pace."""

@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
-from ensemble_decode.errors import InputError
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
 from ensemble_decode.members.tree import Tree
-from ensemble_decode.methods.base import Method, StepContext, StepRow, check_choice
+from ensemble_decode.methods.base import Method, StepContext, StepRow
 from ensemble_decode.methods.drafts import Draft, write_drafts
 from ensemble_decode.methods.specfuse.exits import Exit, Standing, comparisons_won, feedback_factor
 from ensemble_decode.methods.specfuse.scoring import Ballot, Candidate, score
 from ensemble_decode.methods.specfuse.trim import trim_word
 from ensemble_decode.outputs import SegmentRound, TraceStep
+from ensemble_decode.schema.options import INTEGER, NUMBER, Options
 
 Trim = Literal["word", "none"]
 
 
+def _literals(value: Any) -> tuple[str | bytes, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("not a list")
+    for literal in value:
+        if not isinstance(literal, (str, bytes)) or not literal:
+            raise ValueError("not text")
+        if isinstance(literal, str):
+            literal.encode()  # UnicodeEncodeError is a ValueError: half a surrogate pair
+    return tuple(value)
+
+
+Literals = Annotated[
+    tuple[str | bytes, ...],
+    BeforeValidator(_literals),
+    WithJsonSchema(
+        {
+            "title": "a list of strings or bytes, none of them empty or half a surrogate pair",
+            "type": "array",
+            "items": {"type": "string", "minLength": 1},
+        }
+    ),
+]
+
+
 @dataclass(frozen=True)
-class SpecFuse(Method):
+class SpecFuse(Options, Method):
     """Draft, score each other, keep the best segment, let weak models go: one round per row and step (docs/methods.md).
 
     Drafts are greedy or sampled, as the call's ``Sampling`` says. Scores are probabilities at temperature 1.
@@ -29,37 +54,20 @@ class SpecFuse(Method):
     Args:
         segment_length: Tokens per draft, in its model's own tokens.
         exit_threshold: A model leaves a row where its share of the exit softmax falls below this over the number of
-            models at the start, 0 to 1; 0 keeps all.
-        temperature: Of that softmax in the first round, above 0; divided by the round, not below 0.05.
-        feedback: None, or the learning rate of SpecEM's weights, above 0.
+            models at the start; 0 keeps all.
+        temperature: Of that softmax in the first round; divided by the round, not below 0.05.
+        feedback: None, or the learning rate of SpecEM's weights.
         trim: ``"word"`` cuts drafts before a last word that may be unfinished, ``"none"`` leaves them whole.
         literals: Further candidates of every round, strings or bytes.
     """
 
-    segment_length: int = 10
-    exit_threshold: float = 0.5
-    temperature: float = 0.5
-    feedback: float | None = None
+    source: ClassVar[str] = "arXiv 2412.07380"
+    segment_length: Annotated[int, Field(ge=1), INTEGER] = 10
+    exit_threshold: Annotated[float, Field(ge=0, le=1), NUMBER] = 0.5
+    temperature: Annotated[float, Field(gt=0), NUMBER] = 0.5
+    feedback: Annotated[float, Field(gt=0), NUMBER] | None = None
     trim: Trim = "word"
-    literals: tuple[str | bytes, ...] = ()
-
-    def __post_init__(self) -> None:
-        n = self.segment_length
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            raise InputError(f"SpecFuse: segment_length must be a positive integer, got {n!r}")
-        if not 0 <= self.exit_threshold <= 1:
-            raise InputError(f"SpecFuse: exit_threshold must lie between 0 and 1, got {self.exit_threshold!r}")
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise InputError(f"SpecFuse: temperature must be a number above 0, got {self.temperature!r}")
-        if self.feedback is not None and not (self.feedback > 0 and math.isfinite(self.feedback)):
-            raise InputError(f"SpecFuse: feedback must be None or a rate above 0, got {self.feedback!r}")
-        check_choice("SpecFuse", "trim", self.trim, get_args(Trim))
-        if isinstance(self.literals, (str, bytes)):
-            raise InputError(f"SpecFuse: literals must be a tuple of strings or bytes, got {self.literals!r}")
-        for literal in self.literals:
-            if not isinstance(literal, (str, bytes)) or not literal:
-                raise InputError(f"SpecFuse: a literal must be a string or bytes, not empty; got {literal!r}")
-        object.__setattr__(self, "literals", tuple(self.literals))  # a list would not hash
+    literals: Literals = ()
 
     @property
     def retokenize_primary(self) -> bool:
