@@ -250,6 +250,7 @@ def as_dict(prompt: str, completion: "Completion") -> dict[str, Any]:
             | {
                 "candidates": [_readable(candidate) for candidate in step.candidates],
                 "chosen": _readable(step.chosen),
+                "written": _readable(step.written),
                 "model_top": [_readable(top) for top in step.model_top],
                 "segment": None if step.segment is None else step.segment._asdict(),
             }

@@ -196,7 +196,7 @@ class Choice:
 
     def names(self) -> str:
         """The names, as errors list them."""
-        *first, last = [*self.classes, "none"] if self.optional else self.classes
+        *first, last = [*self.classes, *(["none"] if self.optional else [])]
         return f"{', '.join(first)} or {last}" if first else last
 
     def name_of(self, value: Any) -> str:
@@ -251,7 +251,8 @@ class Choice:
             )
         if self.optional:
             shapes.append({"type": "null"})
-        return {"title": f"{self.what} ({self.names()})", "anyOf": shapes}
+        others = f", or another {self.others.__name__}" if self.others else ""
+        return {"title": f"{self.what} ({self.names()}{others})", "anyOf": shapes}
 
     @staticmethod
     def _within(value: Any) -> dict[str, Choice | None]:

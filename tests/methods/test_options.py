@@ -186,7 +186,7 @@ def test_refusals_name_class_option_and_what_is_expected(given, message):
         (lambda: UniTE("5"), "top_k must be an integer"),
         (lambda: GaC(float("nan")), "GaC: threshold must be a number from 0 to 1, got nan"),
         (lambda: SAFE(overlap=1), "SAFE: overlap must be True or False or None, got 1"),
-        (lambda: SAFE(base=Single()), "SAFE: base must be a base method (unite or gac), got Single(model=0)"),
+        (lambda: SAFE(base=Single()), "SAFE: base must be a base method (unite or gac, or another BaseMethod), got Single(model=0)"),
         (lambda: SpecFuse(literals="ab"), "SpecFuse: literals must be a list of strings"),
         (lambda: SpecFuse(literals=("",)), "none of them empty"),
         (lambda: ed.Sampling(top_k=10**20 - 1, temperature=-1), "Sampling: temperature must be a number of at least 0, got -1"),

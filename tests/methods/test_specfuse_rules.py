@@ -194,11 +194,11 @@ def test_feedback_by_the_formula():
         ({"exit_threshold": -0.1}, "exit_threshold must be a number from 0 to 1"),
         ({"exit_threshold": float("nan")}, "exit_threshold must be a number from 0 to 1"),
         ({"temperature": 0}, "temperature must be a number above 0"),
-        ({"feedback": 0.0}, "feedback must be None or a rate above 0"),
+        ({"feedback": 0.0}, "feedback must be a number above 0 or None"),
         ({"trim": "sentence"}, "trim must be one of 'word', 'none'"),
-        ({"literals": "yes"}, "literals must be a tuple"),
-        ({"literals": ("",)}, "a literal must be a string or bytes, not empty"),
-        ({"literals": (3,)}, "a literal must be a string or bytes"),
+        ({"literals": "yes"}, "literals must be a list of strings or bytes"),
+        ({"literals": ("",)}, "none of them empty"),
+        ({"literals": (3,)}, "literals must be a list of strings or bytes"),
     ],
 )
 def test_settings_that_cannot_be(settings, message):
