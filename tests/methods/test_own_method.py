@@ -124,7 +124,7 @@ def test_parts_that_are_required():
         NoRound()
     with pytest.raises(TypeError, match="fuse"):
         NoFuse()
-    with pytest.raises(ed.InputError, match="another BaseMethod.*got Idle"):
+    with pytest.raises(ed.InputError, match=r"another BaseMethod.*got Idle"):
         ed.SAFE(base=Idle())
 
 
