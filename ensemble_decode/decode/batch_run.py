@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, get_args
+from typing import Protocol, get_args
 
 from ensemble_decode.decode.admission import Room
 from ensemble_decode.decode.engine import Engine
@@ -17,24 +17,61 @@ from ensemble_decode.decode.scheduler import Scheduler
 from ensemble_decode.decode.sequence import Request, Row
 from ensemble_decode.errors import EnsembleError, InputError
 from ensemble_decode.members.memory import cache_limits
+from ensemble_decode.members.protocol import Member
 from ensemble_decode.methods import Method
 from ensemble_decode.methods.base import participants
 from ensemble_decode.outputs import Completion, ErrorKind
 from ensemble_decode.sampling import Sampling
-
-if TYPE_CHECKING:
-    from ensemble_decode.ensemble import Ensemble
+from ensemble_decode.vocab.aligned import AlignedVocab
 
 _AHEAD = 16  # batches of finished rows that may wait for an earlier row
 
 
+class Models(Protocol):
+    """What a run needs of an ensemble."""
+
+    @property
+    def runners(self) -> Sequence[Member]:
+        """The models; the first is the primary."""
+
+    @property
+    def vocab(self) -> AlignedVocab:
+        """Their vocabularies, aligned."""
+
+    @property
+    def weights(self) -> Sequence[float]:
+        """One weight per model; they sum to 1."""
+
+    def make_row(
+        self, prompt: Prompt, request: Request, method: Method, used: Sequence[int], chat: ChatMode, system: SystemMode
+    ) -> Row:
+        """A row of ``method`` for a prompt, which has already failed where the prompt cannot be used."""
+
+
 @dataclass
 class Counts:
-    """A run so far. Lists are per model. Seconds and tokens are of finished rows, forwards and ``forwarded`` of all.
+    """A run so far.
 
-    ``cache_bytes``: held now; ``peak_cache_bytes``: the most, copies included. ``put_back``: rows that had to make room for others;
-    ``failed_allocations``: how often the batch was halved. ``prefix_tokens_reused``: tokens of prompts that were copied from another row
-    instead of being forwarded.
+    Attributes:
+        rows: Rows that have ended, with or without an error.
+        running: Rows that are being written now.
+        tokens: Tokens of the rows that have ended.
+        ensembled: Those of them that several models chose together.
+        drafted: Tokens that were drafted, of the rows that have ended.
+        accepted: Those of them that were accepted.
+        errors: Rows in error by kind.
+        forwards: Forwards of each model, for rows that still run too.
+        forwarded: Tokens in these forwards, per model.
+        prefix_tokens_reused: Tokens of prompts that were copied from another row instead of being forwarded, per model.
+        forward_seconds: Seconds in forwards per model, of the rows that have ended.
+        fusion_seconds: Seconds in the operators, of the rows that have ended.
+        host_seconds: Seconds in everything else, of the rows that have ended.
+        seconds: Seconds since the first result was asked for.
+        rounds: Rounds of decoding.
+        cache_bytes: What the caches hold now.
+        peak_cache_bytes: The most that they have held, the copies of growing caches included.
+        put_back: How often a row had to make room for others.
+        failed_allocations: How often an allocation failed and the batch was halved.
     """
 
     rows: int = 0
@@ -74,14 +111,19 @@ class Counts:
 
 
 class BatchRun(Iterator[BatchResult]):
-    """The results of ``Ensemble.generate_batch``, an iterator. ``counts`` says at any time how far it is; ``close()`` stops it.
+    """The results of ``Ensemble.generate_batch``, an iterator; it begins with the first result that is asked for.
 
-    ``on_step``, where set, is called whenever rows have moved, also while none ends.
+    Until then it holds nothing: no cache is limited and no prompt is read.
+
+    Attributes:
+        limits: Bytes that the cache of each model may take.
+        seed: The seed of the rows that have none of their own.
+        on_step: Called whenever rows have moved, even where none has ended; None: not wanted.
     """
 
     def __init__(
         self,
-        ensemble: Ensemble,
+        ensemble: Models,
         requests: Iterable[Prompt | BatchRequest],
         *,
         method: Method,
@@ -100,8 +142,9 @@ class BatchRun(Iterator[BatchResult]):
             raise InputError(
                 "generate_batch: pass an iterable of prompts; a single string is one prompt, put it into a list"
             )
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise InputError(f"batch_size must be a positive integer, got {batch_size!r}")
+        for name, number in (("batch_size", batch_size), ("prefill_tokens", prefill_tokens)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise InputError(f"{name} must be a positive integer, got {number!r}")
         for name, value, choices in (
             ("order", order, get_args(Order)),
             ("chat", chat, get_args(ChatMode)),
@@ -119,15 +162,14 @@ class BatchRun(Iterator[BatchResult]):
         runners = ensemble.runners
         self.limits = cache_limits(runners, memory)
         self._engine = Engine(runners, ensemble.vocab, ensemble.weights, method, self._sampling)
-        self._room = Room(runners, self.limits)
-        self._scheduler = Scheduler(
-            runners, batch_size, room=self._room, prefill_tokens=prefill_tokens, share=share_prefixes
+        self._batch_size, self._prefill_tokens, self._share = batch_size, prefill_tokens, share_prefixes
+        self._scheduler: Scheduler | None = None
+        self._at_start: list[tuple[int, int, int]] = []
+        self._began = 0.0
+        none = [0] * len(runners)
+        self._counts = Counts(
+            forwards=none, forwarded=none, prefix_tokens_reused=none, forward_seconds=[0.0] * len(runners)
         )
-        for runner in runners:
-            runner.watch_peak()
-        self._at_start = [(r.stats.forwards, r.stats.tokens, r.stats.reused) for r in runners]
-        self._began = time.perf_counter()
-        self._counts = Counts(forward_seconds=[0.0] * len(runners))
         self.on_step: Callable[[], None] | None = None
         self._given = 0
         self._items = requests
@@ -144,12 +186,13 @@ class BatchRun(Iterator[BatchResult]):
     def close(self) -> None:
         """Drop the rows in flight and give the caches back their former limits."""
         self._results.close()
-        self._room.restore_limits()
 
     @property
     def counts(self) -> Counts:
         """The run so far (a snapshot of its own)."""
         runners = self._ensemble.runners
+        if self._scheduler is None:
+            return replace(self._counts)
         return replace(
             self._counts,
             errors=dict(self._counts.errors),
@@ -169,8 +212,19 @@ class BatchRun(Iterator[BatchResult]):
     # -- results -----------------------------------------------------------------------------------------------------
 
     def _as_finished(self) -> Generator[BatchResult, None, None]:
-        rows = run(self._engine, self._scheduler, self._rows())
+        # What has to be undone begins here, inside the generator: one that is dropped before it ran never ends.
+        runners = self._ensemble.runners
+        self._at_start = [(r.stats.forwards, r.stats.tokens, r.stats.reused) for r in runners]
+        self._began = time.perf_counter()
+        for runner in runners:
+            runner.watch_peak()
+        room = Room(runners, self.limits)
+        rows: Generator[Row, None, None] | None = None
         try:
+            self._scheduler = Scheduler(
+                runners, self._batch_size, room=room, prefill_tokens=self._prefill_tokens, share=self._share
+            )
+            rows = run(self._engine, self._scheduler, self._rows())
             for row in rows:
                 if self.on_step is not None:
                     self.on_step()
@@ -179,8 +233,9 @@ class BatchRun(Iterator[BatchResult]):
                     self._counts.add(completion, kind)
                     yield BatchResult(row.request.number, self._requests.pop(row.request.number), completion, kind)
         finally:
-            rows.close()
-            self._room.restore_limits()
+            if rows is not None:
+                rows.close()
+            room.restore_limits()
 
     def _in_order(self) -> Generator[BatchResult, None, None]:
         held: dict[int, BatchResult] = {}
@@ -216,6 +271,7 @@ class BatchRun(Iterator[BatchResult]):
             0 if own else index if asked.row_id is None else asked.row_id,
             method=method,
             sampling=replace(sampling, seed=None),
+            trace=asked.trace,
             seed=seed if seed is not None else self.seed,
         )
         used, wrong = self._used, None

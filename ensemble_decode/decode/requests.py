@@ -19,8 +19,16 @@ Order = Literal["input", "finished"]
 class BatchRequest:
     """A prompt with settings of its own; what is None is the batch's.
 
-    ``seed`` makes the row independent of its place: it gives what ``generate`` gives for this prompt alone with that seed.
-    ``row_id``: what takes the place's part in sampling without a seed. ``tag``: anything; comes back with the result.
+    Attributes:
+        prompt: As ``generate`` takes it.
+        max_new_tokens: The most tokens of the primary.
+        stop: Stop strings.
+        seed: Makes the row independent of its place: it gives what ``generate`` gives for this prompt alone with that seed.
+        sampling: How its tokens are chosen.
+        method: Which method runs it.
+        row_id: Takes the part of the row's place in sampling without a seed of its own.
+        trace: Keep every step's candidates.
+        tag: Anything; comes back with the result.
     """
 
     prompt: Prompt
@@ -30,6 +38,7 @@ class BatchRequest:
     sampling: Sampling | None = None
     method: Method | None = None
     row_id: int | None = None
+    trace: bool = False
     tag: Any = None
 
 
