@@ -216,11 +216,11 @@ class BatchRun(Iterator[BatchResult]):
         runners = self._ensemble.runners
         self._at_start = [(r.stats.forwards, r.stats.tokens, r.stats.reused) for r in runners]
         self._began = time.perf_counter()
-        for runner in runners:
-            runner.watch_peak()
         room = Room(runners, self.limits)
         rows: Generator[Row, None, None] | None = None
         try:
+            for runner in runners:  # after the limits, for which an empty cache may have been freed
+                runner.watch_peak()
             self._scheduler = Scheduler(
                 runners, self._batch_size, room=room, prefill_tokens=self._prefill_tokens, share=self._share
             )
