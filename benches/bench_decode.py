@@ -141,7 +141,7 @@ def main() -> None:
     options = parser.parse_args()
     for dtype in options.dtype:
         ensemble = ed.Ensemble.load(options.models, dtype=dtype)
-        originals = load_all(options.models, dtypes=dtype)
+        originals = load_all(options.models, dtype=dtype)
         for name in options.method:
             {"unite": unite, "safe": safe}[name](ensemble, originals, dtype, options)
 

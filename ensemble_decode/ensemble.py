@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
-
-import torch
 
 from ensemble_decode.decode.engine import Engine
 from ensemble_decode.decode.loop import run
@@ -17,7 +16,9 @@ from ensemble_decode.decode.prompts import ChatMode, Prompt, SystemMode, as_prom
 from ensemble_decode.decode.scheduler import PREFILL_TOKENS, Scheduler
 from ensemble_decode.decode.sequence import Request, Row, check_prompt
 from ensemble_decode.errors import ContextError, EnsembleError, InputError
-from ensemble_decode.members.transformers.loading import load_all
+from ensemble_decode.members.memory import cache_limits
+from ensemble_decode.members.per_model import per_model
+from ensemble_decode.members.transformers.loading import Device, Dtype, load_all
 from ensemble_decode.members.transformers.runner import Runner
 from ensemble_decode.methods import Method, UniTE
 from ensemble_decode.methods.base import participants
@@ -32,20 +33,26 @@ if TYPE_CHECKING:
 GREEDY = Sampling()
 
 
-def check_weights(weights: Sequence[float] | None, models: int) -> list[float]:
-    """Weights normalised to sum 1; None is equal weights. Negative, NaN, infinite and all-zero weights are refused by name."""
-    if weights is None:
-        return [1.0 / models] * models
-    values = [float(w) for w in weights]
-    if len(values) != models:
-        raise InputError(f"weights: {models} models need {models} weights, got {len(values)}")
-    for m, w in enumerate(values):
-        if not (math.isfinite(w) and w >= 0):
-            raise InputError(f"weights: the weight of model {m} must be a finite number, 0 or more; got {w!r}")
+def check_weights(weight: float | Sequence[float] | None, models: int) -> list[float]:
+    """Weights that sum to 1.
+
+    Args:
+        weight: One value for all models, or one per model; None: all equal.
+        models: The number of models.
+
+    Raises:
+        InputError: A weight is negative, infinite or no number, or all are 0.
+    """
+    values = []
+    for m, given in enumerate(per_model(1.0 if weight is None else weight, models, "weight")):
+        value = float(given) if isinstance(given, Real) and not isinstance(given, bool) else math.nan
+        if not (math.isfinite(value) and value >= 0):
+            raise InputError(f"weight: the weight of model {m} must be a finite number, 0 or more; got {given!r}")
+        values.append(value)
     total = sum(values)
     if total == 0:
-        raise InputError("weights: at least one weight must be above 0, all are 0")
-    return [w / total for w in values]
+        raise InputError("weight: at least one weight must be above 0, all are 0")
+    return [value / total for value in values]
 
 
 class Ensemble:
@@ -60,7 +67,7 @@ class Ensemble:
         runners: Sequence[Runner],
         tokenizers: Sequence[Any],
         vocab: AlignedVocab,
-        weights: Sequence[float] | None = None,
+        weight: float | Sequence[float] | None = None,
     ) -> None:
         if not runners or not len(runners) == len(tokenizers) == len(vocab.models):
             raise InputError(
@@ -70,7 +77,7 @@ class Ensemble:
         self.runners = list(runners)
         self.tokenizers = list(tokenizers)
         self.vocab = vocab
-        self.weights = check_weights(weights, len(self.runners))
+        self.weights = check_weights(weight, len(self.runners))
 
     # -- use -------------------------------------------------------------------------------------------------------
 
@@ -259,37 +266,59 @@ class Ensemble:
         cls,
         models: Sequence[Any],
         *,
-        devices: str | torch.device | Sequence[str | torch.device] = "auto",
-        dtype: str | torch.dtype | Sequence[str | torch.dtype] = "auto",
-        weights: Sequence[float] | None = None,
-        revisions: Sequence[str | None] | None = None,
+        device: Device | Sequence[Device] = "auto",
+        dtype: Dtype | Sequence[Dtype] = "auto",
+        revision: str | Sequence[str | None] | None = None,
+        weight: float | Sequence[float] | None = None,
+        model_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+        memory: int | float | str | None = None,
         attention: str = "auto",
         compile: bool = False,
-        memory_limit: int | None = None,
+        graphs: bool = False,
+        few_rows: bool | None = None,
+        chunk_tokens: int = 2048,
         cache_dir: str | os.PathLike[str] | None = "default",
     ) -> Ensemble:
         """Load models and align their vocabularies; model 0 becomes the primary.
 
-        ``models``: hub ids, local folders, GGUF files or ``demo:`` names (``ensemble-decode models list``). ``devices``, ``dtype``: one for
-        all or one per model; ``"auto"`` spreads models over the CUDA devices, or takes the CPU, where it computes in float32
-        unless the CPU multiplies bfloat16. ``weights``: default equal. ``revisions``: per model, of weights and tokenizer alike.
-        ``attention``: "auto", "sdpa" or "flash". ``compile``: run decode steps through ``torch.compile``. ``memory_limit``: bytes that
-        the KV cache of each model may take. ``cache_dir``: where the aligned vocabulary is kept (None: nowhere).
+        ``device``, ``dtype``, ``revision``, ``weight`` and ``model_kwargs`` are one value for all models, or a list with one per
+        model.
 
-        Raises ``InputError`` for arguments that do not fit and ``ModelError`` for a model that cannot be loaded or cannot be rolled
-        back, each naming the model.
+        Args:
+            models: Hub ids, local folders, GGUF files or ``demo:`` names (``ensemble-decode models list``).
+            device: ``"auto"`` spreads the models over the CUDA devices, or takes the CPU.
+            dtype: ``"auto"`` is the checkpoint's; on a CPU float32, unless the CPU multiplies bfloat16.
+            revision: Of weights and tokenizer alike, for models of the hub.
+            weight: A finite number, 0 or more; default: all equal.
+            model_kwargs: What ``from_pretrained`` takes beside these: ``trust_remote_code`` (False unless it is given), ``token``,
+                ``local_files_only``, ``quantization_config`` and the like.
+            memory: What the KV caches of all models together may take: bytes, a size such as ``"8GiB"``, or a share of what is
+                free, ``0.5`` or ``"50%"``. None: no limit.
+            attention: ``"auto"``, ``"sdpa"`` or ``"flash"``.
+            compile: Run decode steps through ``torch.compile``.
+            graphs: Replay decode steps as CUDA graphs; needs CUDA devices.
+            few_rows: Whether linear layers on a CPU read their weights once for a few rows. None: where that is faster.
+            chunk_tokens: The most tokens in one forward of a model.
+            cache_dir: Where the aligned vocabulary is kept; ``"default"``: the package's cache folder; None: nowhere.
+
+        Raises:
+            InputError: An argument that does not fit.
+            ModelError: A model that cannot be loaded or cannot be rolled back; the message names it.
         """
-        weights = check_weights(weights, len(models))
-        loaded = load_all(models, devices=devices, dtypes=dtype, revisions=revisions)
+        check_weights(weight, len(models))
+        loaded = load_all(models, device=device, dtype=dtype, revision=revision, model_kwargs=model_kwargs)
         return cls.from_models(
             [entry.model for entry in loaded],
             [entry.tokenizer for entry in loaded],
             names=[entry.name for entry in loaded],
             eos_ids=[entry.eos_ids for entry in loaded],
-            weights=weights,
+            weight=weight,
+            memory=memory,
             attention=attention,
             compile=compile,
-            memory_limit=memory_limit,
+            graphs=graphs,
+            few_rows=few_rows,
+            chunk_tokens=chunk_tokens,
             cache_dir=cache_dir,
         )
 
@@ -301,16 +330,34 @@ class Ensemble:
         *,
         names: Sequence[str] | None = None,
         eos_ids: Sequence[Sequence[int]] | None = None,
-        weights: Sequence[float] | None = None,
+        weight: float | Sequence[float] | None = None,
+        memory: int | float | str | None = None,
         attention: str = "auto",
         compile: bool = False,
-        memory_limit: int | None = None,
+        graphs: bool = False,
+        few_rows: bool | None = None,
+        chunk_tokens: int = 2048,
         cache_dir: str | os.PathLike[str] | None = "default",
     ) -> Ensemble:
-        """An ensemble of transformers models that are already loaded, each on its own device, with their tokenizers.
+        """Make an ensemble of transformers models that are already loaded, each on its own device.
 
-        ``eos_ids`` per model add to the tokenizer's own; default: the model's generation config. ``cache_dir``: where the
-        aligned vocabulary is kept (``"default"``: the package's cache folder; None: nowhere).
+        Args:
+            models: The models; model 0 becomes the primary.
+            tokenizers: Their tokenizers.
+            names: What messages call the models.
+            eos_ids: Per model, beside the tokenizer's own; default: those of the model's generation config.
+            weight: As in ``load``.
+            memory: As in ``load``.
+            attention: As in ``load``.
+            compile: As in ``load``.
+            graphs: As in ``load``.
+            few_rows: As in ``load``.
+            chunk_tokens: As in ``load``.
+            cache_dir: As in ``load``.
+
+        Raises:
+            InputError: An argument that does not fit.
+            ModelError: A model that cannot be rolled back; the message names it.
         """
         if len(models) != len(tokenizers):
             raise InputError(f"{len(models)} models need {len(models)} tokenizers, got {len(tokenizers)}")
@@ -321,11 +368,21 @@ class Ensemble:
         vocab = AlignedVocab.build(tokenizers, sizes=sizes, eos_ids=eos_ids, names=names, cache_dir=cache_dir)
         runners = [
             Runner(
-                model, vocab.models[m], attention=attention, compile=compile, memory_limit=memory_limit, name=names[m]
+                model,
+                vocab.models[m],
+                attention=attention,
+                compile=compile,
+                graphs=graphs,
+                few_rows=few_rows,
+                chunk_tokens=chunk_tokens,
+                name=names[m],
             )
             for m, model in enumerate(models)
         ]
-        return cls(runners, tokenizers, vocab, weights)
+        if memory is not None:
+            for runner, limit in zip(runners, cache_limits(runners, memory), strict=True):
+                runner.limit_peak(limit)
+        return cls(runners, tokenizers, vocab, weight)
 
 
 def head_rows(model: Any) -> int:

@@ -104,7 +104,13 @@ def test_case_2_weights_are_normalised(trio):
 
 @pytest.mark.parametrize(
     ("weights", "named"),
-    [([1, -1, 1], "model 1"), ([0, 0, 0], "all are 0"), ([1, float("nan"), 1], "model 1"), ([1, 1], "3 weights")],
+    [
+        ([1, -1, 1], "model 1"),
+        ([0, 0, 0], "all are 0"),
+        ([1, float("nan"), 1], "model 1"),
+        ([1, 1], "weight: 2 values for 3 models"),
+        (["1", 1, 1], "model 0"),
+    ],
 )
 def test_case_2_bad_weights_are_refused_by_name(trio, weights, named):
     with pytest.raises(ed.InputError, match=named):
@@ -426,3 +432,32 @@ def test_completions_name_their_prompt_and_raise_their_error(trio):
         trio.generate(prompts, max_new_tokens=2, errors="raise")
     with pytest.raises(ed.InputError, match="errors must be 'return' or 'raise', got 'ignore'"):
         trio.generate(prompts, errors="ignore")
+
+
+def test_options_of_the_members_are_reachable_by_one_name_each():
+    """One value for all models or one per model; memory in every spelling, shared out over the models' caches."""
+    names = ("gpt2", "llama2")
+    models = [tiny_models.tiny_model(tiny_models.USUAL[n], n, seed=i) for i, n in enumerate(names)]
+    tokens = [tokenizers.build(n) for n in names]
+
+    def made(**options):
+        return ed.Ensemble.from_models(models, tokens, cache_dir=None, **options)
+
+    free = made()
+    assert [runner.memory for runner in free.runners] == [None, None]
+    assert free.weights == made(weight=3).weights == made(weight=[2]).weights == [0.5, 0.5]
+    assert made(weight=[1, 3]).weights == [0.25, 0.75]
+    bound = made(memory=2**20, chunk_tokens=7, few_rows=False)
+    one, two = bound.runners
+    assert 0.75 * 2**20 < one.memory + two.memory <= 2**20
+    assert one.memory / one.bytes_per_token == pytest.approx(two.memory / two.bytes_per_token, rel=0.02)
+    assert [runner.memory for runner in made(memory="1MiB").runners] == [one.memory, two.memory]
+    assert one.chunk_tokens == two.chunk_tokens == 7
+    (row,) = bound.generate("the cat " * 6, max_new_tokens=5)
+    assert same(row, free.generate("the cat " * 6, max_new_tokens=5)[0])
+    with pytest.raises(ed.InputError, match="memory '1 mile'"):
+        made(memory="1 mile")
+    with pytest.raises(ed.ModelError, match="graphs=True needs a CUDA device"):
+        made(graphs=True)
+    with pytest.raises(ed.InputError, match="chunk_tokens must be at least 1"):
+        made(chunk_tokens=0)

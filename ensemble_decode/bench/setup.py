@@ -63,11 +63,11 @@ class Bench:
 
 
 def load_bench(
-    models: Sequence[str], dtype: str, devices: Sequence[str] | str = "auto", *, baselines: bool = True
+    models: Sequence[str], dtype: str, device: Sequence[str] | str = "auto", *, baselines: bool = True
 ) -> Bench:
     """Load the models for this package and, where ``baselines``, once more for those."""
-    ensemble = load_endless(load_all(models, devices=devices, dtypes=dtype), cache_dir="default")
-    loaded = load_all(models, devices=devices, dtypes=dtype) if baselines else []
+    ensemble = load_endless(load_all(models, device=device, dtype=dtype), cache_dir="default")
+    loaded = load_all(models, device=device, dtype=dtype) if baselines else []
     prepare(loaded)
     return Bench(ensemble, loaded, Meter([runner.device for runner in ensemble.runners]))
 

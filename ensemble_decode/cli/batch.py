@@ -111,9 +111,9 @@ def batch(
         output=output,
         models=specs,
         load={
-            "devices": _one_or_each(shared["device"]),
-            "dtype": _one_or_each(shared["dtype"]),
-            "weights": shared["weight"] or None,
+            "device": shared["device"] or "auto",
+            "dtype": shared["dtype"] or "auto",
+            "weight": shared["weight"] or None,
             "attention": shared["attention"],
         },
         defaults=Defaults(shared["method"], options, sampling),
@@ -142,7 +142,3 @@ def batch(
         out.file.write(json.dumps(summary.as_dict(), ensure_ascii=False) + "\n")
     else:
         out.file.write("\n".join(summary.lines()) + "\n")
-
-
-def _one_or_each(values: list[str] | None) -> Any:
-    return "auto" if not values else values[0] if len(values) == 1 else values

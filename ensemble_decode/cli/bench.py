@@ -74,7 +74,7 @@ def bench(
     set_threads(threads)
     names = run or ["single", "unite", "gac", "safe", "specfuse", "generate", "assisted", "dictionary", "segments"]
     baselines = any(name in ("generate", "assisted", "dictionary", "segments") for name in names)
-    made = load_bench(model or DEMO, dtype, _devices(device), baselines=baselines)
+    made = load_bench(model or DEMO, dtype, device or "auto", baselines=baselines)
     record = _begin(made, dtype_of(made.ensemble))
     measure_into(
         record,
@@ -113,10 +113,6 @@ def _begin(made: Any, dtype: str) -> "Record":
     devices = [str(runner.device) for runner in made.ensemble.runners]
     energy = made.meter.reason or "NVML's counter of the devices in use"
     return Record.begin(made.names, dtype, devices, energy)
-
-
-def _devices(device: list[str] | None) -> Any:
-    return "auto" if not device else device[0] if len(device) == 1 else device
 
 
 def _show(record: "Record") -> None:
@@ -202,7 +198,7 @@ def page(
     else:
         quiet_libraries()
         set_threads(threads)
-        bench_ = load_bench(model or DEMO, dtype, _devices(device))
+        bench_ = load_bench(model or DEMO, dtype, device or "auto")
         made = measure_all(
             bench_,
             lambda words: console.print(words, highlight=False),
@@ -235,7 +231,7 @@ def quality(
     from ensemble_decode.cli.support import load_ensemble
 
     set_threads(threads)
-    ensemble = load_ensemble(model or DEMO, Console(stderr=True), dtype=dtype, devices=_devices(device))
+    ensemble = load_ensemble(model or DEMO, Console(stderr=True), dtype=dtype, device=device or "auto")
     found = evaluate(ensemble, held_out(), questions=questions, seed=seed)
     if json_file is not None:
         json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -162,8 +162,8 @@ def determine(
             chat="plain" if plain else "template",
             system="merge" if system_merge else "error",
             batch_size=batch_size,
-            devices=_one_or_each(device),
-            dtype=_one_or_each(dtype),
+            device=device or "auto",
+            dtype=dtype or "auto",
             top_k=top_k,
             draft_length=draft_length,
             words=words,
@@ -246,7 +246,3 @@ def _files(pairs: list[str] | None, option: str) -> dict[str, Path]:
             raise InputError(f"{option} {text!r}: give MODEL=FILE")
         found[name] = Path(file)
     return found
-
-
-def _one_or_each(values: list[str] | None) -> str | list[str]:
-    return "auto" if not values else values[0] if len(values) == 1 else values

@@ -165,9 +165,9 @@ def generate(
     ensemble = load_ensemble(
         model,
         Console(stderr=True),
-        devices=_one_or_each(device),
-        dtype=_one_or_each(dtype),
-        weights=weight or None,
+        device=device or "auto",
+        dtype=dtype or "auto",
+        weight=weight or None,
         attention=attention,
     )
     streaming = stream if stream is not None else out.is_terminal and len(texts) == 1 and not as_json
@@ -210,10 +210,6 @@ def _read_prompts(prompts: Sequence[str] | None, file: Path | None) -> list[str]
 def _message(text: str, system: str | None) -> list[dict[str, str]]:
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": text}]
-
-
-def _one_or_each(values: list[str] | None) -> Any:
-    return "auto" if not values else values[0] if len(values) == 1 else values
 
 
 def _show(done: "list[Completion]", texts: list[str], out: Console, *, as_json: bool, streamed: bool) -> None:

@@ -56,7 +56,7 @@ def _config(spec: str) -> Any:
     parsed = parse_spec(spec)
     options = {} if parsed.revision is None else {"revision": parsed.revision}
     try:
-        return AutoConfig.from_pretrained(spec_source(parsed), **options)
+        return AutoConfig.from_pretrained(spec_source(parsed), trust_remote_code=False, **options)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"model {spec}: its config cannot be read: {' '.join(str(error).split())[:300]}") from error
 

@@ -65,7 +65,7 @@ def determine(
     chat: ChatMode = "template",
     system: SystemMode = "error",
     batch_size: int = 16,
-    devices: Any = "auto",
+    device: Any = "auto",
     dtype: Any = "auto",
     top_k: int = 10,
     draft_length: int = 5,
@@ -88,7 +88,7 @@ def determine(
     model; ``harness_metric`` and ``harness_filter`` choose among its metrics and filters. ``folder``: where responses and comparisons are kept: a second call runs
     only what is missing. ``limit``: the first so many items. ``texts_only``: load nothing; figures that need the models are None.
 
-    ``max_new_tokens``, ``stop``, ``chat``, ``system``, ``batch_size``, ``devices``, ``dtype``: of generation, greedy. ``top_k``: of the unions whose JS is taken.
+    ``max_new_tokens``, ``stop``, ``chat``, ``system``, ``batch_size``, ``device``, ``dtype``: of generation, greedy. ``top_k``: of the unions whose JS is taken.
     ``draft_length``: of SAFE, for unsafe positions. ``words``, ``language``: the most frequent words whose tokenizations are compared.
     ``resamples``, ``confidence``, ``seed``: of the bootstrap. ``rules``: of the recommendation. ``cost_device``, ``cost_batch``: for the cost
     model. ``progress(what, done, total)`` is called as work goes on.
@@ -97,7 +97,7 @@ def determine(
     """
     specs, rules, report_progress = check_specs(models), rules or Rules(), progress or (lambda what, done, total: None)
     run = RunSettings(
-        max_new_tokens, (stop,) if isinstance(stop, str) else tuple(stop), chat, system, batch_size, devices, dtype
+        max_new_tokens, (stop,) if isinstance(stop, str) else tuple(stop), chat, system, batch_size, device, dtype
     )
     home = Path(folder)
     loader = Models(specs, run)

@@ -13,6 +13,7 @@ from ensemble_decode.determination.data import Item
 from ensemble_decode.determination.store import Log, identity
 from ensemble_decode.ensemble import Ensemble
 from ensemble_decode.errors import InputError
+from ensemble_decode.members.per_model import per_model
 from ensemble_decode.members.transformers.loading import load_tokenizer
 from ensemble_decode.methods import JS, Single, UniTE
 from ensemble_decode.outputs import Completion
@@ -33,7 +34,7 @@ class RunSettings:
     chat: ChatMode = "template"
     system: SystemMode = "error"
     batch_size: int = 16
-    devices: Any = "auto"
+    device: Any = "auto"
     dtype: Any = "auto"
 
     def of_text(self) -> dict[str, Any]:
@@ -58,8 +59,11 @@ class Models:
     def alone(self, m: int) -> Ensemble:
         """An ensemble of model m alone."""
         if m not in self._loaded:
-            device, dtype = (_of_model(value, m) for value in (self.settings.devices, self.settings.dtype))
-            self._loaded[m] = Ensemble.load([self.specs[m]], devices=device, dtype=dtype)
+            device, dtype = (
+                per_model(value, len(self.specs), name)[m]
+                for name, value in (("device", self.settings.device), ("dtype", self.settings.dtype))
+            )
+            self._loaded[m] = Ensemble.load([self.specs[m]], device=device, dtype=dtype)
         return self._loaded[m]
 
     def pair(self, first: int, second: int) -> Ensemble:
@@ -80,11 +84,6 @@ class Models:
 
     def shape(self, m: int) -> ModelShape:
         return ModelShape.of_model(self.alone(m).runners[0].model, name=self.specs[m])
-
-
-def _of_model(value: Any, m: int) -> Any:
-    """A setting that is one for all models or one per model."""
-    return value[m] if isinstance(value, (list, tuple)) else value
 
 
 def responses(

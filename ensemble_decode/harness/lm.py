@@ -34,7 +34,7 @@ _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "seed")
 class EnsembleLM(TemplateLM):
     """Several models as one: ``--model ensemble_decode --model_args models=A;B,method=safe,draft_length=5``.
 
-    ``models``, ``weights``, ``devices``, ``dtype``: one value, or several with semicolons between, or lists. ``method`` and its options: as
+    ``models``, ``weight``, ``device``, ``dtype``: one value, or several with semicolons between, or lists. ``method`` and its options: as
     on the command line of ``ensemble-decode generate``, with underscores. ``join``: where the tokens of a context and its
     continuation are parted; "harness": as the harness does it, by the number of tokens that the context has alone; "bytes": where
     the continuation's bytes begin, whatever spans the join. ``ensemble``: one that is loaded already, in place of ``models``.
@@ -48,8 +48,7 @@ class EnsembleLM(TemplateLM):
         models: str | Sequence[str] | None = None,
         method: str = "unite",
         *,
-        weights: Any = None,
-        devices: Any = None,
+        weight: Any = None,
         device: Any = None,
         dtype: Any = "auto",
         batch_size: int | str = 1,
@@ -70,12 +69,12 @@ class EnsembleLM(TemplateLM):
         if (models is None) == (ensemble is None):
             raise InputError("model_args: give models, such as models=demo:smollm2;demo:gemma3")
         if ensemble is None:
-            numbers = _several(weights)
+            numbers = _several(weight)
             ensemble = Ensemble.load(
                 _several(models) or (),
-                devices=_one_or_several(devices or device or "auto"),
+                device=_one_or_several(device or "auto"),
                 dtype=_one_or_several(dtype),
-                weights=None if numbers is None else [float(w) for w in numbers],
+                weight=None if numbers is None else [float(w) for w in numbers],
             )
         self.ensemble = ensemble
         self.join = join

@@ -234,7 +234,7 @@ def test_the_command_runs_a_job_and_reports_it(command, models, tmp_path):
     assert summary["this_run"]["cache_limit_bytes"] <= 64 << 20
     assert "20/20 rows" in err  # plain lines where there is no terminal
     assert "tokens/s" in err
-    library = ed.Ensemble.load([models[1], models[3]], devices="cpu", dtype="float32", cache_dir=None)
+    library = ed.Ensemble.load([models[1], models[3]], device="cpu", dtype="float32", cache_dir=None)
     one = next(
         one
         for one in results(tmp_path / "out.jsonl")

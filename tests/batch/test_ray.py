@@ -39,7 +39,7 @@ def job(tmp_path_factory):
         for name, family, tokens in (("a", "llama", "llama3"), ("b", "gpt2", "gpt2"))
     ]
     path = batches.write_lines(home / "in.jsonl", LINES)
-    load = {"devices": "cpu", "dtype": "float32"}
+    load = {"device": "cpu", "dtype": "float32"}
     return Job(path, home / "out.jsonl", [str(folder) for folder in folders], load, max_new_tokens=8, batch_size=2)
 
 

@@ -28,7 +28,7 @@ def pair(tmp_path_factory):
 @pytest.fixture(scope="module")
 def library(pair):
     """The same two models through the library."""
-    return ed.Ensemble.load([pair[1], pair[3]], devices="cpu", dtype="float32", cache_dir=None)
+    return ed.Ensemble.load([pair[1], pair[3]], device="cpu", dtype="float32", cache_dir=None)
 
 
 @pytest.fixture

@@ -257,7 +257,7 @@ def test_500_mixed_rows_equal_each_alone(pair):
 @pytest.mark.slow
 @pytest.mark.real
 def test_24_rows_of_the_demo_models_equal_each_alone():
-    ensemble = ed.Ensemble.load(["demo:smollm2", "demo:gemma3"], devices="cpu", dtype="float32")
+    ensemble = ed.Ensemble.load(["demo:smollm2", "demo:gemma3"], device="cpu", dtype="float32")
     requests = [r for r in batches.requests(40, seed=2) if len(r.prompt) < 1000 and r.sampling is None][:24]
     expected = [batches.alone(ensemble, request) for request in requests]
     assert_equal(list(ensemble.generate_batch(requests, batch_size=8, prefill_tokens=32)), expected)

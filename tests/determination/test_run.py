@@ -38,7 +38,7 @@ def study(specs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("study")
     arguments = {
         "data": DATA, "folder": folder, "max_new_tokens": 12, "words": 300, "batch_size": 4, "dtype": "float32",
-        "devices": "cpu", "resamples": 200,
+        "device": "cpu", "resamples": 200,
     }  # fmt: skip
     return ed.determine(specs, **arguments), folder, arguments
 

@@ -160,7 +160,7 @@ def test_twins_and_weights_give_the_single_models_numbers(folders):
     )
     twins = EnsembleLM(models=f"{one};{one}", method="gac", threshold=1.0, dtype="float32", join="bytes")
     weighted = EnsembleLM(
-        models=[one, str(folders / "gpt2")], method="gac", threshold=1.0, weights="1;0", dtype="float32", join="bytes"
+        models=[one, str(folders / "gpt2")], method="gac", threshold=1.0, weight="1;0", dtype="float32", join="bytes"
     )
     for lm in (twins, weighted):
         got = lm.loglikelihood(requests, disable_tqdm=True)

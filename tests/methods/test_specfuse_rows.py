@@ -329,7 +329,7 @@ def test_a_duplicate_with_half_the_weight_changes_no_winner(trio):
     twice = ed.Ensemble.from_models(
         [trio.runners[m].model for m in (0, 1, 2, 1)],
         [trio.tokenizers[m] for m in (0, 1, 2, 1)],
-        weights=[2, 1, 2, 1],
+        weight=[2, 1, 2, 1],
         cache_dir=None,
     )
     for prompt in MIXED[:4]:

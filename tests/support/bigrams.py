@@ -59,4 +59,4 @@ def bigram_ensemble(*tables: Table, names: tuple[str, ...] | None = None, weight
     """One bigram model per table; ``names``: their tokenizers, default single bytes."""
     names = names or ("bytes",) * len(tables)
     models = [bigram_model(table, name) for table, name in zip(tables, names, strict=True)]
-    return ed.Ensemble.from_models(models, [tokenizers.build(name) for name in names], weights=weights, cache_dir=None)
+    return ed.Ensemble.from_models(models, [tokenizers.build(name) for name in names], weight=weights, cache_dir=None)

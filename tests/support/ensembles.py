@@ -30,7 +30,7 @@ def byte_ensemble(count: int, spread: float = 1.0, weights: tuple[float, ...] | 
     for i in range(count):
         family, seed = ("llama", 0) if twins else (families[i % 4], i)
         made.append(tiny_models.tiny_model(family, "bytes", seed=seed, spread=spread))
-    return ed.Ensemble.from_models(made, [tokenizers.build("bytes")] * count, weights=weights, cache_dir=None)
+    return ed.Ensemble.from_models(made, [tokenizers.build("bytes")] * count, weight=weights, cache_dir=None)
 
 
 def next_distribution(ensemble: ed.Ensemble, method, text: str) -> dict[bytes, float]:

@@ -35,7 +35,7 @@ def tiny(names: tuple[str, ...], seed: int = 0, weights: tuple[float, ...] | Non
         ]
 
     tokens = [tokenizers.build(name) for name in names]
-    ensemble = ed.Ensemble.from_models(make(), tokens, weights=weights, attention="sdpa", cache_dir=None)
+    ensemble = ed.Ensemble.from_models(make(), tokens, weight=weights, attention="sdpa", cache_dir=None)
     return Pair(names, ensemble, align([Model(*pair, share=True) for pair in zip(make(), tokens, strict=True)]))
 
 

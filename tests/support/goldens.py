@@ -52,7 +52,7 @@ def check(demo: list, lines: list[dict]) -> int:
         name = json.dumps([order, weights])
         if name not in ensembles:
             pairs = [demo[i] for i in order]
-            ensembles = {name: ed.Ensemble.from_models([m for m, _ in pairs], [t for _, t in pairs], weights=weights)}
+            ensembles = {name: ed.Ensemble.from_models([m for m, _ in pairs], [t for _, t in pairs], weight=weights)}
         ensemble = ensembles[name]
         texts = [TEXTS[line["prompt"]] for line in group]
         done = ensemble.generate(texts, method=method_of(group[0]), max_new_tokens=group[0]["tokens"])

@@ -50,7 +50,7 @@ class Runner:
     ``model``: a transformers causal LM. ``device``, ``dtype``: where it goes (None: where it is). ``attention``: "auto",
     "sdpa" or "flash". ``compile``: steps of up to 64 tokens run through ``torch.compile``, their shapes rounded to few.
     ``graphs``: such steps are captured as CUDA graphs. ``few_rows``: linear layers of a
-    model on a CPU go through ``cpu_linear`` from a few rows on (None: where that is faster). ``max_slots``, ``block`` (positions), ``memory_limit`` (bytes): of
+    model on a CPU go through ``cpu_linear`` from a few rows on (None: where that is faster). ``max_slots``, ``block`` (positions), ``memory`` (bytes): of
     the KV cache. ``chunk_tokens``: the most tokens in one forward. ``name``: what errors call the model.
     Raises ``ModelError`` for a model that cannot be rolled back or is not understood (docs/caches.md).
     """
@@ -68,7 +68,7 @@ class Runner:
         few_rows: bool | None = None,
         max_slots: int | None = None,
         block: int = 256,
-        memory_limit: int | None = None,
+        memory: int | None = None,
         chunk_tokens: int = 2048,
         name: str = "model",
     ):
@@ -108,7 +108,7 @@ class Runner:
             block=block,
             max_slots=max_slots,
             max_length=None if self._flash else self.context_length,  # flash-attn appends padding behind a row's end
-            memory_limit=memory_limit,
+            memory_limit=memory,
             name=name,
         )
 

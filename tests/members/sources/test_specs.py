@@ -2,14 +2,17 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from support import tiny_models, tokenizers
 
+from ensemble_decode.cost.capacity import shape_of
 from ensemble_decode.errors import InputError, ModelError
 from ensemble_decode.members.sources.specs import ModelSpec, parse_spec
 from ensemble_decode.members.transformers import loading
@@ -60,8 +63,9 @@ def test_folder_without_a_config_and_other_files_are_refused(tmp_path):
 
 def test_devices_one_for_all_or_one_each_and_auto_spreads_over_gpus(monkeypatch):
     assert loading.resolve_devices("cpu", 2) == [torch.device("cpu")] * 2
-    with pytest.raises(InputError, match="1 given for 2 models"):
-        loading.resolve_devices(["cpu"], 2)
+    assert loading.resolve_devices(["cpu"], 2) == [torch.device("cpu")] * 2  # as a command line gives one
+    with pytest.raises(InputError, match="device: 2 values for 3 models; give one for all or one per model"):
+        loading.resolve_devices(["cpu", "cpu"], 3)
     with pytest.raises(InputError, match="device 'gpu' of model 0"):
         loading.resolve_devices("gpu", 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -101,8 +105,7 @@ def folder(tmp_path_factory):
 def test_a_folder_loads_with_its_dtype_and_ends(folder):
     loaded = loading.load(folder, device="cpu", dtype="bfloat16")
     assert loaded.model.dtype == loaded.dtype == torch.bfloat16
-    assert (loaded.name, loaded.device, loaded.folder) == ("llama", torch.device("cpu"), folder)
-    assert loaded.context_length == 512
+    assert (loaded.name, loaded.device) == ("llama", torch.device("cpu"))
     assert set(loaded.eos_ids) == {*tokenizers.eos_ids("llama3"), loaded.tokenizer.eos_token_id}
     assert not loaded.model.training
     assert not any(p.requires_grad for p in loaded.model.parameters())
@@ -118,11 +121,98 @@ def test_end_ids_are_the_union_of_tokenizer_and_generation_config():
 
 
 def test_several_models_each_with_its_own_dtype_and_a_name_of_its_own(folder):
-    one, two = loading.load_all([folder, folder], devices="cpu", dtypes=["float32", "bfloat16"])
+    one, two = loading.load_all([folder, folder], device="cpu", dtype=["float32", "bfloat16"])
     assert (one.dtype, two.dtype) == (torch.float32, torch.bfloat16)
     assert (one.name, two.name) == ("llama (model 0)", "llama (model 1)")
     with pytest.raises(InputError, match="at least one model"):
         loading.load_all([])
+
+
+CUSTOM = """
+import transformers
+
+
+class OwnConfig(transformers.LlamaConfig):
+    model_type = "own"
+"""
+
+
+def test_code_of_a_repository_runs_only_where_it_is_trusted_and_nobody_is_asked(folder, tmp_path, monkeypatch):
+    def asked(*_):
+        raise AssertionError("a prompt was opened")
+
+    monkeypatch.setattr("builtins.input", asked)
+    made = shutil.copytree(folder, tmp_path / "own")
+    config = json.loads((made / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
+    (made / "config.json").write_text(json.dumps(config))
+    (made / "own.py").write_text(CUSTOM)
+    with pytest.raises(ModelError, match=r"model own: cannot be loaded: .*trust_remote_code"):
+        loading.load(made, device="cpu")
+    with pytest.raises(ModelError, match=r"own: its config cannot be read: .*custom code"):
+        shape_of(str(made), "float32")
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    with pytest.raises(ModelError, match="OwnConfig"):  # its code ran: no class of models belongs to it
+        loading.load(made, device="cpu", model_kwargs={"trust_remote_code": True})
+
+
+def test_model_kwargs_reach_what_they_are_for(folder, monkeypatch):
+    """What finds files goes to configuration, tokenizer and weights; the rest to the weights; one mapping or one per model."""
+    seen = []
+    for name in ("AutoConfig", "AutoTokenizer", "AutoModelForCausalLM"):
+        kind = getattr(transformers, name)
+        real = kind.from_pretrained
+
+        def record(source, *, name=name, real=real, **options):
+            if "_from_auto" not in options:  # transformers' own calls
+                seen.append((name, {k: v for k, v in options.items() if k not in ("config", "dtype")}))
+            return real(source, **options)
+
+        monkeypatch.setattr(kind, "from_pretrained", record)
+    plain = {"trust_remote_code": False}
+    found = plain | {"token": "secret", "local_files_only": True}
+    own = {"token": "secret", "local_files_only": True, "use_safetensors": True}
+    loading.load_all([folder, folder], device="cpu", model_kwargs=[None, own])
+    assert seen[:3] == [(name, plain) for name in ("AutoConfig", "AutoTokenizer", "AutoModelForCausalLM")]
+    assert seen[3:5] == [("AutoConfig", found), ("AutoTokenizer", found)]
+    assert seen[5] == ("AutoModelForCausalLM", found | {"use_safetensors": True})
+    del seen[:]
+    loading.load_all([folder, folder], device="cpu", model_kwargs={"local_files_only": True})
+    assert [options["local_files_only"] for _, options in seen] == [True] * 6
+
+
+def test_a_quantised_model_is_made_where_it_stays(folder, monkeypatch):
+    """Its weights cannot be moved: the device goes along as a map, and ``to`` is not called."""
+    real = transformers.AutoModelForCausalLM.from_pretrained
+    seen = []
+
+    def record(source, *, quantization_config, device_map, **options):
+        seen.append((quantization_config, device_map))
+        model = real(source, **options)
+        monkeypatch.setattr(type(model), "to", None)
+        return model
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", record)
+    loaded = loading.load(folder, device="cpu", model_kwargs={"quantization_config": "four bits"})
+    assert seen == [("four bits", {"": "cpu"})]
+    assert loaded.device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("model_kwargs", "message"),
+    [
+        ({"torch_dtype": "bfloat16"}, "model llama: model_kwargs has 'torch_dtype'; use the argument 'dtype'"),
+        ({"device_map": "auto"}, "use the argument 'device'"),
+        ({"revision": "main"}, "use the argument 'revision'"),
+        ({"attn_implementation": "eager"}, "use the argument 'attention'"),
+        ({"trust_remote_code": None}, "model llama: trust_remote_code must be True or False, got None"),
+        ({"flavour": "sweet"}, "model llama: model_kwargs flavour: .*unexpected keyword argument 'flavour'"),
+        ("trust_remote_code", "model llama: model_kwargs must be a mapping, got 'trust_remote_code'"),
+    ],
+)
+def test_model_kwargs_that_fit_nothing_are_refused(folder, model_kwargs, message):
+    with pytest.raises(InputError, match=message):
+        loading.load(folder, device="cpu", model_kwargs=model_kwargs)
 
 
 def test_broken_folders_and_absent_devices_name_the_model(folder, tmp_path):
@@ -137,7 +227,7 @@ def test_broken_folders_and_absent_devices_name_the_model(folder, tmp_path):
 REVISIONS = """
 import json, sys
 from ensemble_decode.members.transformers import loading
-loaded = loading.load_all(["owner/name@old", "owner/name"], devices="cpu", revisions=[None, "new"])
+loaded = loading.load_all(["owner/name@old", "owner/name"], device="cpu", revision=[None, "new"])
 print(json.dumps([[len(m.tokenizer), m.model.get_input_embeddings().weight.shape[0]] for m in loaded]))
 """
 

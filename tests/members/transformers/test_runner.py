@@ -269,7 +269,7 @@ def test_case_24_context_length_is_kept_before_anything_changes():
 def test_a_memory_limit_refuses_growth_and_rows_live_on():
     free = make()
     per_token = free.cache.bytes_per_token
-    runner = make(memory_limit=4 * 32 * per_token + 4 * free.cache.bytes_per_token)
+    runner = make(memory=4 * 32 * per_token + 4 * free.cache.bytes_per_token)
     slot, *others = [runner.acquire() for _ in range(4)]
     ids = row(30, 92)
     runner.extend([slot, others[-1]], [ids, [5]])

@@ -44,7 +44,7 @@ def load_demo() -> list:
     """Both demo models in float32 on the CPU, as (model, tokenizer)."""
     from ensemble_decode.members.transformers.loading import load_all
 
-    return [(m.model, m.tokenizer) for m in load_all(MODELS, devices="cpu", dtypes="float32")]
+    return [(m.model, m.tokenizer) for m in load_all(MODELS, device="cpu", dtype="float32")]
 
 
 def runs_of(part: str) -> Iterator[dict]:
@@ -157,7 +157,7 @@ def guesses(loaded: list, specs: list[dict]) -> Iterator[tuple[dict, object]]:
         name = json.dumps([order, weights])
         if name not in ensembles:
             pairs = [loaded[i] for i in order]
-            ensembles = {name: ed.Ensemble.from_models([m for m, _ in pairs], [t for _, t in pairs], weights=weights)}
+            ensembles = {name: ed.Ensemble.from_models([m for m, _ in pairs], [t for _, t in pairs], weight=weights)}
         texts = [TEXTS[spec["prompt"]] for spec in group]
         done = ensembles[name].generate(texts, method=method_of(group[0]), max_new_tokens=TOKENS)
         yield from zip(group, done, strict=True)
