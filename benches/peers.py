@@ -37,7 +37,7 @@ def ours(settings: dict[str, Any]) -> tuple[Write, str]:
     from ensemble_decode.members.transformers.loading import load_all
 
     torch.set_num_threads(settings["threads"])
-    ensemble = load_endless(load_all([settings["model"]], dtypes="bfloat16"))
+    ensemble = load_endless(load_all([settings["model"]], dtype="bfloat16"))
 
     def write(rows: Sequence[Sequence[int]], tokens: int) -> int:
         done = ensemble.generate(
