@@ -62,7 +62,7 @@ class AlignedVocab:
     def bytes_of(self, cid: int) -> bytes:
         """The bytes of a candidate; ``b""`` for END."""
         if not 0 <= cid < self.size:
-            raise InputError(f"candidate id {cid} does not exist; right is 0..{self.size - 1}")
+            raise InputError(f"candidate id {cid} does not exist; expected 0 to {self.size - 1}")
         return self._candidates[cid] if cid < self.size - 1 else b""
 
     def cid_of(self, data: bytes) -> int | None:
@@ -91,7 +91,7 @@ class AlignedVocab:
             raise InputError("an aligned vocabulary needs at least one tokenizer")
         for what, given in (("sizes", sizes), ("eos_ids", eos_ids), ("names", names)):
             if given is not None and len(given) != count:
-                raise InputError(f"{what} has {len(given)} entries for {count} tokenizers; right is one for each")
+                raise InputError(f"{what} has {len(given)} entries for {count} tokenizers; expected one for each")
         sources = [
             tokenizer.source
             if isinstance(tokenizer, ModelVocab)

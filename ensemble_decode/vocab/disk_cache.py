@@ -18,7 +18,7 @@ from ensemble_decode.errors import TokenizerError
 from ensemble_decode.paths import cache_home
 from ensemble_decode.vocab.token_bytes import component, rust_tokenizer, tiktoken_encoding
 
-_FORMAT = 1  # raise it whenever the arrays, or the rules behind them, change
+_FORMAT = 2  # raise it whenever the arrays, or the rules behind them, change
 
 
 def contents_digest(tokenizer: Any, name: str) -> str:
@@ -52,7 +52,8 @@ def contents_digest(tokenizer: Any, name: str) -> str:
         with file.open("rb") as stream:
             while block := stream.read(1 << 22):
                 digest.update(block)
-        digest.update("\0".join(str(rust.id_to_token(index)) for index in range(rust.get_vocab_size())).encode())
+        tokens = map(rust.id_to_token, range(rust.get_vocab_size()))
+        digest.update("\0".join(map(str, tokens)).encode())
     else:
         digest.update(rust.model.__getstate__())
     return digest.hexdigest()
@@ -119,4 +120,4 @@ def unpack(data: np.ndarray, lengths: np.ndarray) -> list[bytes]:
         raise ValueError("lengths and bytes differ")
     whole = data.tobytes()
     stops = ends.tolist()
-    return [whole[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]
+    return list(map(whole.__getitem__, map(slice, [0, *stops], stops)))

@@ -55,8 +55,8 @@ class RustEncoder:
     def __init__(self, rust: tokenizers.Tokenizer, table: TokenTable, spelled: Callable[[int], bool], name: str):
         if getattr(rust.model, "dropout", None):
             raise TokenizerError(
-                f"{name}: its tokenizer drops merges at random (dropout {rust.model.dropout}); right is a tokenizer that "
-                "always gives the same ids"
+                f"{name}: its tokenizer drops merges at random (dropout {rust.model.dropout}); expected a tokenizer "
+                "that always gives the same ids"
             )
         normalizer = without_dummy_prefix(component(rust.normalizer, name))
         pre_tokenizer = without_dummy_prefix(component(rust.pre_tokenizer, name))
@@ -77,20 +77,24 @@ class RustEncoder:
             self._rust.normalizer = parts.normalizer
         if parts.pre_tokenizer is not None:
             self._rust.pre_tokenizer = parts.pre_tokenizer
-        self.added = {}
+        self.added: dict[int, str] = {}
+        plain = []
         for index, token in sorted(rust.get_added_tokens_decoder().items()):
             if token.special or not spelled(index):
                 continue
             self.added[index] = token.content
             self.has_single_word |= token.single_word
             # lstrip and rstrip would swallow spaces of the text that the token's bytes do not hold.
-            plain = tokenizers.AddedToken(
-                token.content, single_word=token.single_word, normalized=token.normalized, special=False
+            plain.append(
+                tokenizers.AddedToken(
+                    token.content, single_word=token.single_word, normalized=token.normalized, special=False
+                )
             )
-            self._rust.add_tokens([plain])
+        self._rust.add_tokens(plain)  # all in one call: each call builds the automaton that finds them anew
         # Added tokens outside the model's vocabulary may be numbered anew here.
-        renumbered = {self._rust.token_to_id(content): index for index, content in self.added.items()}
-        self._renumbered = {new: old for new, old in renumbered.items() if new != old}
+        old_ids = {content: index for index, content in self.added.items()}
+        new_ids = {index: old_ids[token.content] for index, token in self._rust.get_added_tokens_decoder().items()}
+        self._renumbered = {new: old for new, old in new_ids.items() if new != old}
 
     def _own_ids(self, ids: list[int]) -> list[int]:
         if not self._renumbered:

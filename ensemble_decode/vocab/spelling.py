@@ -139,7 +139,7 @@ class Speller:
                         break
             else:
                 raise InputError(
-                    f"{self.name} cannot spell byte 0x{data[at]:02X}: its tokenizer has no token for it; right is text "
-                    "without it"
+                    f"{self.name} cannot spell byte 0x{data[at]:02X}: its tokenizer has no token for it; expected "
+                    "text without it"
                 )
         return ids

@@ -135,7 +135,7 @@ def _stop_bytes(stop: str | bytes) -> bytes:
     try:
         data = stop.encode() if isinstance(stop, str) else bytes(stop)
     except UnicodeEncodeError as error:
-        raise InputError(f"the stop {stop!r} is not text (a lone surrogate); right is a string or bytes") from error
+        raise InputError(f"the stop {stop!r} is not text (a lone surrogate); expected a string or bytes") from error
     if not data:
-        raise InputError("an empty stop would match everywhere; right is a string of at least one character")
+        raise InputError("an empty stop would match everywhere; expected a string of at least one character")
     return data

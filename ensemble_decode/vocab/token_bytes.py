@@ -45,6 +45,26 @@ def printable_alphabet() -> dict[str, int]:
     return table
 
 
+_ALPHABET = printable_alphabet()
+
+
+def alphabet_bytes(text: str) -> bytes | None:
+    """The bytes that a text in the printable alphabet stands for; None where a character is outside it."""
+    try:
+        return bytes([_ALPHABET[char] for char in text])
+    except KeyError:
+        return None
+
+
+def is_utf8(data: bytes) -> bool:
+    """Whether bytes are valid UTF-8."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def component(part: Any, name: str) -> dict[str, Any] | None:
     """The JSON of a normalizer, pre-tokenizer or decoder of the `tokenizers` library; None where there is none."""
     if part is None:
@@ -54,7 +74,7 @@ def component(part: Any, name: str) -> dict[str, Any] | None:
     except Exception as error:
         raise TokenizerError(
             f"{name}: the tokenizer has a component written in Python ({type(part).__name__}), whose effect on bytes "
-            f"cannot be read; right is one of: {_FAMILIES}"
+            f"cannot be read; expected one of: {_FAMILIES}"
         ) from error
     return state
 
@@ -103,7 +123,7 @@ def read_token_table(tokenizer: Any, name: str, pieces: list[bytes] | None = Non
     if encoding is not None:
         return _read_tiktoken(encoding)
     raise TokenizerError(
-        f"{name}: {type(tokenizer).__name__} is not a tokenizer whose bytes can be read; right is a fast tokenizer of "
+        f"{name}: {type(tokenizer).__name__} is not a tokenizer whose bytes can be read; expected a fast tokenizer of "
         f"transformers, a tokenizers.Tokenizer or a tiktoken encoding of one of these families: {_FAMILIES}"
     )
 
@@ -111,6 +131,12 @@ def read_token_table(tokenizer: Any, name: str, pieces: list[bytes] | None = Non
 def _family(rust: tokenizers.Tokenizer, name: str) -> tuple[str, str]:
     """The family and, for metaspace, the character that stands for a space."""
     model = type(rust.model).__name__
+    for option in ("end_of_word_suffix", "continuing_subword_prefix"):
+        if mark := getattr(rust.model, option, None):
+            raise TokenizerError(
+                f"{name}: a {model} tokenizer with {option} {mark!r} is of no known family: its tokens hold a mark that "
+                f"its texts do not, so they have no exact bytes; expected {_FAMILIES}"
+            )
     normal = list(leaves(component(rust.normalizer, name)))
     pre = list(leaves(component(rust.pre_tokenizer, name)))
     decoder = list(leaves(component(rust.decoder, name)))
@@ -122,7 +148,7 @@ def _family(rust: tokenizers.Tokenizer, name: str) -> tuple[str, str]:
     if model in ("BPE", "Unigram") and len(markers) == 1 and len(marker := markers.pop()) == 1:
         return METASPACE, marker
     found = ", ".join(sorted(types)) or "no normalizer, pre-tokenizer or decoder"
-    raise TokenizerError(f"{name}: a {model} tokenizer with {found} is of no known family; right is {_FAMILIES}")
+    raise TokenizerError(f"{name}: a {model} tokenizer with {found} is of no known family; expected {_FAMILIES}")
 
 
 def _read_rust(rust: tokenizers.Tokenizer, special: set[int], name: str, known: list[bytes] | None) -> TokenTable:
@@ -138,19 +164,17 @@ def _read_rust(rust: tokenizers.Tokenizer, special: set[int], name: str, known: 
     vocab = rust.get_vocab(with_added_tokens=False)
     pieces = [b""] * (1 + max([*vocab.values(), *added.keys()], default=-1))
     if family == BYTE_LEVEL:
-        alphabet = printable_alphabet()
         for text, index in vocab.items():
-            try:
-                pieces[index] = bytes([alphabet[char] for char in text])
-            except KeyError:  # the decoder of this family, too, passes such a token through as it stands
-                pieces[index] = text.encode()
+            undone = alphabet_bytes(text)
+            # The decoder of this family, too, passes a token with other characters through as it stands.
+            pieces[index] = text.encode() if undone is None else undone
+        for index, content in contents.items():
+            pieces[index] = content.encode()
     else:
         fallback = any(part["type"] == "ByteFallback" for part in leaves(component(rust.decoder, name)))
-        for text, index in vocab.items():
+        for text, index in [*vocab.items(), *((content, index) for index, content in contents.items())]:
             byte = _BYTE_PIECE.fullmatch(text) if fallback else None
             pieces[index] = bytes([int(byte[1], 16)]) if byte else text.replace(marker, " ").encode()
-    for index, content in contents.items():
-        pieces[index] = (content.replace(marker, " ") if marker else content).encode()
     for index in silent:
         if index < len(pieces):
             pieces[index] = b""
