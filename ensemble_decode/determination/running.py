@@ -44,8 +44,14 @@ class RunSettings:
             "stop": list(self.stop),
             "chat": self.chat,
             "system": self.system,
-            "dtype": str(self.dtype),
+            "dtype": self.dtype_in_words,
         }
+
+    @property
+    def dtype_in_words(self) -> str:
+        """The dtype; of a list with one per model, all of them."""
+        several = isinstance(self.dtype, (list, tuple)) and len(self.dtype) > 1
+        return str(self.dtype if several or isinstance(self.dtype, str) else per_model(self.dtype, 1, "dtype")[0])
 
 
 class Models:
@@ -59,10 +65,8 @@ class Models:
     def alone(self, m: int) -> Ensemble:
         """An ensemble of model m alone."""
         if m not in self._loaded:
-            device, dtype = (
-                per_model(value, len(self.specs), name)[m]
-                for name, value in (("device", self.settings.device), ("dtype", self.settings.dtype))
-            )
+            device = per_model(self.settings.device, len(self.specs), "device")[m]
+            dtype = per_model(self.settings.dtype, len(self.specs), "dtype")[m]
             self._loaded[m] = Ensemble.load([self.specs[m]], device=device, dtype=dtype)
         return self._loaded[m]
 
@@ -197,7 +201,7 @@ def shapes(models: Models, folder: Path) -> list[ModelShape]:
     """What each model weighs, for the cost model; saved, so that a report can be made again without loading anything."""
     found = []
     for m, spec in enumerate(models.specs):
-        log = Log(folder / "shapes", spec, {"model": identity(spec), "dtype": str(models.settings.dtype)})
+        log = Log(folder / "shapes", spec, {"model": identity(spec), "dtype": models.settings.dtype_in_words})
         if "shape" not in log.records:
             with log:
                 log.add({"key": "shape", "shape": asdict(models.shape(m))})
