@@ -14,7 +14,7 @@ INSTALL = $(PYTHON) -m venv --clear $(VENV) && $(PIP_INSTALL) torch && $(PIP_INS
 READY := $(VENV)/$(if $(or $(filter-out demo models,$(MAKECMDGOALS)),$(wildcard $(VENV)/.dev)),.dev,.demo)
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*/* buildtools/*)
 
-.PHONY: demo test tests slow aot lint models oracle bench determine wheel check-wheel docs clean
+.PHONY: demo test tests slow aot lint models oracle bench guard determine wheel check-wheel docs clean
 
 demo: $(READY)
 	$(BIN)/ensemble-decode demo
@@ -63,7 +63,11 @@ oracle: models
 # every configuration alike: spinning ones stall each other as soon as anything else wants a core.
 bench: models
 	mkdir -p .benchmarks
-	OMP_WAIT_POLICY=passive $(BIN)/ensemble-decode bench page docs/benchmarks --json .benchmarks/latency.json --html .benchmarks/latency.html
+	OMP_WAIT_POLICY=passive $(BIN)/python benches/bench_latency.py docs/benchmarks --json .benchmarks/latency.json --html .benchmarks/latency.html
+
+# Ratios of speed that must not fall; one minute on a quiet core.
+guard: models
+	$(BIN)/python benches/guard.py
 
 # Which of three small models to ensemble: the report of docs/determine.md, in minutes on two cores.
 determine: models

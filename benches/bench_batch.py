@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import random_models
 import torch
 import transformers
 
 import ensemble_decode as ed
-from ensemble_decode.bench import random_models
 from ensemble_decode.decode.requests import BatchRequest
 
 batch_size = 16

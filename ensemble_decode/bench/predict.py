@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ensemble_decode.bench.tables import Table
 from ensemble_decode.cost.devices import Device
-from ensemble_decode.cost.model import DEVICES, KNOWN, Settings, cost_of_run
+from ensemble_decode.cost.model import Settings, cost_of_run
 from ensemble_decode.cost.shapes import ModelShape
 
-PAIRS = {"7B pair": ("qwen2.5-7b", "llama3.1-8b"), "70B pair": ("llama3.1-70b", "qwen2.5-72b")}
 METHODS = ("unite", "safe", "specfuse", "dictionary")
-
-
-def pair(name: str, bits: int) -> list[ModelShape]:
-    """The two models of a pair with weights of ``bits`` bits."""
-    return [replace(KNOWN[model], weight_bytes=bits / 8) for model in PAIRS[name]]
 
 
 def prediction_table(
@@ -47,14 +40,3 @@ def prediction_table(
         ["card", "first model alone, ms between tokens", *METHODS],
         rows,
     )
-
-
-def standard_tables() -> list[Table]:
-    """The 7B pair in bfloat16 and the 70B pair at 4 bits, at batch 1 and 32, on every known card."""
-    devices = list(DEVICES.values())
-    return [
-        prediction_table(name, pair(name, bits), devices, batch=batch)
-        for name, bits in (("7B pair", 16), ("70B pair", 16), ("70B pair", 4))
-        for batch in (1, 32)
-        if not (bits == 16 and name == "70B pair" and batch > 1)
-    ]

@@ -119,28 +119,6 @@ def _accepted(sample: Sample) -> float:
     return 100 * sample.accepted / sample.drafted if sample.drafted else 0.0
 
 
-class Claim(NamedTuple):
-    """A ratio that is asked for: ``above`` over ``below`` in seconds per token (``inverse``: tokens/s), and the least it should be."""
-
-    words: str
-    above: Cell
-    below: Cell
-    least: float | None = None
-
-    @property
-    def value(self) -> Figure:
-        return ratio(self.above.values(lambda s: s.per_token), self.below.values(lambda s: s.per_token))
-
-
-def claim_table(claims: Sequence[Claim], title: str = "Ratios of time per token") -> Table:
-    rows = []
-    for claim in claims:
-        value = claim.value
-        target = "" if claim.least is None else f">= {claim.least:g}: {'yes' if value.median >= claim.least else 'no'}"
-        rows.append([claim.words, plain_ratio(value), str(value.rounds), target])
-    return Table(title, ["ratio", "median (quartiles)", "rounds", "target"], rows)
-
-
 def ratio_table(record: Record, suite: str) -> Table | None:
     """Every configuration's time per token over that of the first model alone (or the first configuration), size by size."""
     rows = []

@@ -21,7 +21,6 @@ bench_app = typer.Typer(
 _CONFIGURATIONS = (
     "single, unite, gac, safe, safe-auto, specfuse, specfuse-all; baselines: generate, assisted, dictionary, segments"
 )
-_SUITES = ("others", "long", "length", "batch", "throughput", "quality", "models", "vocabulary")
 DEMO = ["demo:smollm2", "demo:gemma3"]
 
 Models = Annotated[
@@ -162,53 +161,6 @@ def _draw(record: "Record", plots: Path | None, html: Path | None) -> None:
         draw_all(record, plots)
     if html is not None:
         write_html(record, html)
-
-
-@bench_app.command("page")
-def page(
-    folder: Annotated[Path, typer.Argument(help="Where latency.md and its plots go.")] = Path("docs/benchmarks"),
-    model: Models = None,
-    dtype: Dtype = "bfloat16",
-    device: DeviceOption = None,
-    threads: Threads = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the record of the run.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Also everything on one self-contained page.")] = None,
-    record: Annotated[
-        Path | None,
-        typer.Option("--record", help="Measure nothing: write the page of a record that page --json wrote."),
-    ] = None,
-    skip: Annotated[list[str] | None, typer.Option(help=f"Leave out: {', '.join(_SUITES)}.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Smallest sizes only, to see that all of it runs.")] = False,
-) -> None:
-    """Measure everything and write the page of docs/benchmarks/ (a quarter of an hour on two cores); needs the extra plot."""
-    for name in skip or ():
-        if name not in _SUITES:
-            raise InputError(f"bench page: --skip {name!r}: there are {', '.join(_SUITES)}")
-    _plotting()
-    from ensemble_decode.bench.docs_page import write_page
-    from ensemble_decode.bench.record import Record
-    from ensemble_decode.bench.setup import load_bench, set_threads
-    from ensemble_decode.bench.whole_run import measure_all
-
-    console = Console(stderr=True)
-    if record is not None:
-        made = Record.read(record)
-        if "minutes" not in made.parts:
-            raise InputError(f"{record}: not a record of ensemble-decode bench page")
-    else:
-        quiet_libraries()
-        set_threads(threads)
-        bench_ = load_bench(model or DEMO, dtype, device or "auto")
-        made = measure_all(
-            bench_,
-            lambda words: console.print(words, highlight=False),
-            quick=quick,
-            skip=skip or (),
-            save=json_file,
-        )
-    if json_file is not None:
-        made.write(json_file)
-    console.print(f"wrote {write_page(made, folder, html)}", highlight=False, soft_wrap=True)
 
 
 @bench_app.command("quality")

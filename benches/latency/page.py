@@ -5,22 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ensemble_decode.bench.calibrate import error_table
-from ensemble_decode.bench.measure import Cell
 from ensemble_decode.bench.page import write_html
 from ensemble_decode.bench.plots import draw_all
-from ensemble_decode.bench.predict import standard_tables
 from ensemble_decode.bench.quality import quality_tables
 from ensemble_decode.bench.record import Record
 from ensemble_decode.bench.stats import figure, quantile
-from ensemble_decode.bench.tables import Claim, Table, claim_table, latency_tables, markdown
-from ensemble_decode.bench.whole_run import PLANS
-
-_AGAINST = {
-    ("unite", "dictionary"): "dictionary / UniTE",
-    ("specfuse-all", "dictionary"): "dictionary / SpecFuse",
-    ("specfuse-all", "segments"): "segments / SpecFuse",
-}
+from ensemble_decode.bench.tables import latency_tables, markdown
+from latency.calibrate import error_table
+from latency.figures import by_models, by_vocabulary, claims, standard_tables, throughput
+from latency.run import PLANS
 
 
 def write_page(record: Record, folder: Path, html: Path | None = None) -> Path:
@@ -31,94 +24,8 @@ def write_page(record: Record, folder: Path, html: Path | None = None) -> Path:
     path.write_text(_page(record, plots), encoding="utf-8")
     if html is not None:
         quality = quality_tables(record.parts["quality"]) if "quality" in record.parts else []
-        write_html(record, html, [*_claims(record), *quality, error_table(record.parts["cost"]), *standard_tables()])
+        write_html(record, html, [*claims(record), *quality, error_table(record.parts["cost"]), *standard_tables()])
     return path
-
-
-def _claims(record: Record) -> list[Table]:
-    """The ratios that matter: each way against the published way of the same method."""
-    pairs = [
-        ("latency", "unite", "dictionary", "UniTE over 64 tokens", 1.5),
-        ("long", "unite", "dictionary", "UniTE over 256 tokens", 2.4),
-        ("latency", "specfuse-all", "dictionary", "SpecFuse over 64 tokens", None),
-        ("others", "specfuse-all", "segments", "SpecFuse over 16 tokens", None),
-    ]
-    claims = []
-    for suite, ours, theirs, words, least in pairs:
-        cells = {cell.subject: cell for cell in record.suite(suite)}
-        if ours in cells and theirs in cells:
-            claims.append(
-                Claim(f"{words}: {cells[theirs].label} / {cells[ours].label}", cells[theirs], cells[ours], least)
-            )
-    tables = [claim_table(claims, "Time of the published way over time of this package, batch 1, prompts included")]
-    steps = _step_ratios(record)
-    return [*tables, *(table for table in (steps, _whole_texts(record)) if table is not None)]
-
-
-def _step_ratios(record: Record) -> Table | None:
-    """Behind texts of each length: time between tokens of the published ways over ours; and tokens/s of batches over the dictionary way."""
-    cells = {(cell.subject, cell.prompt): cell for cell in record.suite("length")}
-    rows = []
-    for length in dict.fromkeys(cell.prompt for cell in record.suite("length")):
-        row = [f"text of {length} tokens"]
-        for ours, theirs in _AGAINST:
-            if (ours, length) in cells and (theirs, length) in cells:
-                a, b = (figure(cells[name, length].values(lambda s: s.latency_mean)).median for name in (theirs, ours))
-                row.append(f"{a / b:.1f}")
-            else:
-                row.append("not measured")
-        rows.append(row)
-    columns = ["next token behind", *_AGAINST.values()]
-    return Table("Time between tokens, the published way over ours", columns, rows) if rows else None
-
-
-def _whole_texts(record: Record) -> Table | None:
-    """Ratios over whole texts of 256 and 512 tokens, computed: the steps measured at some lengths, straight lines between them."""
-    curves: dict[str, list[tuple[int, float]]] = {}
-    for cell in record.suite("length"):
-        curves.setdefault(cell.subject, []).append((cell.prompt, figure(cell.values(lambda s: s.latency_mean)).median))
-    rows = []
-    for tokens in (256, 512):
-        row = [f"{tokens} tokens behind 32"]
-        for ours, theirs in _AGAINST:
-            both = [sorted(curves.get(name, [])) for name in (theirs, ours)]
-            if any(len(curve) < 2 or curve[-1][0] < tokens for curve in both):
-                row.append("not measured")
-                continue
-            a, b = (sum(_between(curve, 32 + i) for i in range(tokens)) for curve in both)
-            row.append(f"{a / b:.1f}")
-        rows.append(row)
-    columns = ["whole text", *_AGAINST.values()]
-    return Table("Computed from the table above, without the prompt", columns, rows) if curves else None
-
-
-def _between(curve: Sequence[tuple[int, float]], place: float) -> float:
-    """A value on the straight line between the two measured places around ``place`` (beyond the last: on the last line)."""
-    at = next((i for i in range(1, len(curve)) if curve[i][0] >= place), len(curve) - 1)
-    (x0, y0), (x1, y1) = curve[at - 1], curve[at]
-    return y0 + (place - x0) * (y1 - y0) / (x1 - x0)
-
-
-def _throughput(record: Record) -> Table:
-    """Tokens per second of each batch over those at batch 1, and over those of the dictionary way at batch 1; prompts included."""
-    latency = {cell.subject: cell for cell in record.suite("latency")}
-    base = _rate(latency["dictionary"])
-    rows: list[tuple[str, float, float]] = []
-    for cell in record.suite("batch"):
-        one = next(c for c in record.suite("batch") if c.subject == cell.subject)
-        rows.append((_sized(cell), _rate(cell) / _rate(one), _rate(cell) / base))
-    for cell in record.suite("throughput"):
-        rows.append((_sized(cell), _rate(cell) / _rate(latency[cell.subject]), _rate(cell) / base))
-    columns = ["configuration", "tokens/s over its own at batch 1", "over UniTE by dictionaries"]
-    return Table("What a batch brings", columns, [[name, f"{own:.1f}", f"{other:.1f}"] for name, own, other in rows])
-
-
-def _sized(cell: Cell) -> str:
-    return f"{cell.label}, {cell.tokens} tokens, batch {cell.batch}"
-
-
-def _rate(cell: Cell) -> float:
-    return figure(cell.values(lambda s: s.tokens / s.seconds)).median
 
 
 def _image(plots: dict[str, Path], name: str, words: str) -> str:
@@ -137,7 +44,7 @@ def _page(record: Record, plots: dict[str, Path]) -> str:
     parts = [
         "# What ensembling costs per token",
         "",
-        "Written by `make bench` (`ensemble-decode bench page`). All configurations ran in turn in one process, slice by slice, with the same "
+        "Written by `make bench` (`benches/bench_latency.py`). All configurations ran in turn in one process, slice by slice, with the same "
         "prompts, dtype and threads; texts have no end, so that each wrote what it was asked for. Medians with quartiles over rounds. "
         "Read the ratios: times of this machine mean nothing on another.",
         "",
@@ -148,9 +55,9 @@ def _page(record: Record, plots: dict[str, Path]) -> str:
         "The baselines are written here from the papers' descriptions ([how](baselines.md)): UniTE by dictionaries tokenizes the whole text "
         "again at every step and keeps a cache for the first model only; SpecFuse without caches reads the whole text again to draft and to score.",
         "",
-        *map(markdown, _claims(record)),
+        *map(markdown, claims(record)),
         _image(plots, "latency_length", "Time per token against the length of the text"),
-        *([markdown(_throughput(record))] if record.suite("batch") else []),
+        *([markdown(throughput(record))] if record.suite("batch") else []),
         _image(plots, "batch_scaling", "Tokens per second against rows in the batch"),
         "## Where the time goes",
         "",
@@ -186,7 +93,7 @@ def _left_out(record: Record) -> str:
 
 
 def _scaling(record: Record, plots: dict[str, Path]) -> list[str]:
-    tables = [table for table in (_by_models(record), _by_vocabulary(record)) if table is not None]
+    tables = [table for table in (by_models(record), by_vocabulary(record)) if table is not None]
     if not tables:
         return []
     return [
@@ -210,26 +117,6 @@ def _quality(record: Record) -> list[str]:
         "",
         *map(markdown, quality_tables(record.parts["quality"])),
     ]
-
-
-def _by_models(record: Record) -> Table | None:
-    rows = []
-    for cell in record.suite("models"):
-        one = next(c for c in record.suite("models") if c.subject == "single-0" and len(c.models) == len(cell.models))
-        a, b = (figure(c.values(lambda s: s.latency_mean)).median for c in (cell, one))
-        rows.append([f"{cell.label}, {len(cell.models)} models", f"{a / b:.2f}"])
-    return Table("Time between tokens over the first model alone", ["configuration", "ratio"], rows) if rows else None
-
-
-def _by_vocabulary(record: Record) -> Table | None:
-    cells = record.suite("vocabulary")
-    rows = []
-    for cell in cells:
-        a, b = (figure(c.values(lambda s: s.latency_mean)).median for c in (cell, cells[0]))
-        share = figure(cell.values(lambda s: 100 * s.fusion / s.seconds)).median
-        rows.append([cell.label, f"{a / b:.2f}", f"{share:.1f} %"])
-    columns = ["configuration", "time over the smallest", "fusion's share"]
-    return Table("Vocabularies of two models with random weights", columns, rows) if rows else None
 
 
 def _advice(record: Record) -> Sequence[str]:

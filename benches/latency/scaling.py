@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ensemble_decode.bench import random_models
-from ensemble_decode.bench.calibrate import shapes_of
+import random_models
+
 from ensemble_decode.bench.measure import Cell, measure
 from ensemble_decode.bench.record import Record
 from ensemble_decode.bench.setup import Bench, prompts
@@ -15,6 +15,7 @@ from ensemble_decode.cost.shapes import ModelShape
 from ensemble_decode.ensemble import Ensemble
 from ensemble_decode.members.transformers.loading import LoadedModel
 from ensemble_decode.methods import Single, SpecFuse, UniTE
+from latency.calibrate import shapes_of
 
 VOCABULARIES = (32_000, 65_536, 131_072, 262_144)
 

@@ -8,13 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
-from ensemble_decode.bench.calibrate import compare, shapes_of, this_machine
 from ensemble_decode.bench.quality import evaluate
 from ensemble_decode.bench.record import Record
-from ensemble_decode.bench.scaling import measure_models, measure_vocabularies
 from ensemble_decode.bench.setup import Bench, dtype_of, held_out
 from ensemble_decode.bench.suites import measure_into
+from latency.calibrate import compare, shapes_of, this_machine
+from latency.scaling import measure_models, measure_vocabularies
 
+SUITES = ("others", "long", "length", "batch", "throughput", "quality", "models", "vocabulary")  # that may be left out
 LENGTHS = (32, 128, 512, 1024, 2048)
 
 
@@ -74,10 +75,14 @@ QUICK = (
 def measure_all(
     bench: Bench, say: Callable[[str], None], *, quick: bool = False, skip: Sequence[str] = (), save: Path | None = None
 ) -> Record:
-    """Every suite of the page, one after the other in one process.
+    """Measure every suite of the page, one after the other in one process.
 
-    ``quick``: the smallest sizes, to see that all of it runs. ``skip``: suites to leave out. ``save``: where the record is
-    written after each suite, so that what was measured is not lost.
+    Args:
+        bench: The models.
+        say: Called with a line of words as work goes on.
+        quick: Take the smallest sizes, to see that all of it runs.
+        skip: Suites to leave out, of ``SUITES``.
+        save: Where the record is written after each suite, so that nothing measured is lost.
     """
     energy = bench.meter.reason or "NVML's counter of the devices in use"
     devices = [str(runner.device) for runner in bench.ensemble.runners]

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import random_models
 import torch
 
-from ensemble_decode.bench import random_models
 from ensemble_decode.bench.measure import Cell
 from ensemble_decode.bench.stats import figure, quantile
 from ensemble_decode.bench.tables import Table

@@ -1,11 +1,12 @@
 """Models with random weights: vocabularies of the size asked for, that spell everything; cells that carry their own models."""
 
 import pytest
+import random_models
 import torch
+from latency import scaling
 from support import bench as support_bench
 
 from ensemble_decode import ModelVocab
-from ensemble_decode.bench import random_models, scaling
 from ensemble_decode.bench.record import Record
 
 
