@@ -1,8 +1,5 @@
 """The tokenizers of the two demo models: bytes, candidates, incremental ids and what they cost."""
 
-import statistics
-import time
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,47 +65,29 @@ def test_incremental_ids_equal_encoding_everything(name, start, edits):
 
 
 @pytest.mark.parametrize("name", DEMOS)
-def test_the_cost_of_an_update_does_not_grow_with_the_text(name):
-    """Appending one token at 4 000 costs what it costs at 500 (within noise), and far less than encoding everything."""
+def test_updates_along_a_long_text_equal_encoding_it(name):
+    """What an update costs is held by ``make guard``."""
     _, vocab = parts(name)
     ids = vocab.encode(tiny.CORPUS.encode() * 40)[:4000]
     assert len(ids) == 4000
     kept = IncrementalTokens(vocab)
-    data, seconds = b"", []
-    for index in ids:
+    data = b""
+    for n, index in enumerate(ids, 1):
         data += vocab.token_bytes[index]
-        start = time.perf_counter()
         kept.update(data)
-        seconds.append(time.perf_counter() - start)
-    assert kept.ids == vocab.encode(data)
-    whole = []
-    for _ in range(5):
-        start = time.perf_counter()
-        vocab.encode(data)
-        whole.append(time.perf_counter() - start)
-    early, late = statistics.median(seconds[400:800]), statistics.median(seconds[-400:])
-    print(
-        f"{name}: {early * 1e6:.0f} us at 600 tokens, {late * 1e6:.0f} us at 3800; everything {min(whole) * 1e6:.0f} us"
-    )
-    assert late < 2.5 * early
-    assert late < min(whole) / 4
+        if n % 500 == 0:
+            assert kept.ids == vocab.encode(data)
 
 
 def test_the_demo_models_align_and_load_from_the_cache(tmp_path):
     tokenizers = [parts(name)[0] for name in DEMOS]
     sizes = [parts(name)[1].size for name in DEMOS]
     eos = [parts(name)[1].eos_ids for name in DEMOS]
-    cpu, wall = [], []
     for _ in range(2):
-        start, began = time.process_time(), time.perf_counter()
         aligned = AlignedVocab.build(tokenizers, sizes=sizes, eos_ids=eos, names=DEMOS, cache_dir=tmp_path)
-        cpu.append(time.process_time() - start)
-        wall.append(time.perf_counter() - began)
         space, newline = aligned.cid_of(b" the"), aligned.cid_of(b"\n")
         for m in range(2):
             assert aligned.models[m].token_bytes[aligned.exact_id[m][space]] == b" the"
             assert aligned.models[m].encode(b"\n") == [aligned.exact_id[m][newline]]
         assert aligned.cid_of(b"\x04") is None
         assert not aligned.shared
-    print(f"built in {wall[0]:.1f} s ({cpu[0]:.1f} s of CPU), loaded in {wall[1]:.2f} s ({cpu[1]:.2f} s of CPU)")
-    assert cpu[1] < cpu[0] / 4
