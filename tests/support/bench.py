@@ -9,7 +9,7 @@ from ensemble_decode.bench.energy import Meter
 from ensemble_decode.bench.measure import Cell, Sample
 from ensemble_decode.bench.setup import Bench
 from ensemble_decode.bench.subjects import load_endless
-from ensemble_decode.members.transformers.loading import LoadedModel, parse_spec
+from ensemble_decode.members.transformers.loading import LoadedModel
 from support import tiny_models, tokenizers
 
 MODELS = ["first", "second"]
@@ -24,19 +24,7 @@ def loaded(layers: dict[str, dict] = SIZES) -> list[LoadedModel]:
                 "layer_types": ["sliding_attention", "full_attention"] * (config["num_hidden_layers"] // 2)
             }
         model = tiny_models.tiny_model(tiny_models.USUAL[name], name, seed=seed, **config)
-        made.append(
-            LoadedModel(
-                model,
-                tokenizers.build(name),
-                parse_spec("demo:smollm2"),
-                name,
-                torch.device("cpu"),
-                model.dtype,
-                (),
-                512,
-                None,
-            )
-        )
+        made.append(LoadedModel(model, tokenizers.build(name), name, torch.device("cpu"), model.dtype, ()))
     return made
 
 
