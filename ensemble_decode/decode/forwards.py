@@ -56,10 +56,10 @@ class Forwards:
                 row.held[m] = self.members[m].take_over(row.slot(m), row.pending(m))
         pending = [row.pending(m) for row in rows]
         for row, ids in zip(rows, pending, strict=True):
-            self.roll_back(m, row, row.total(m) - len(ids))
+            self.roll_back(m, row, row.total(m) - len(ids))  # what no longer agrees with the text goes
         logits = self.extend(m, rows, pending, "last", device).values
-        for row in rows:
-            row.held[m] = row.total(m)
+        for row, ids in zip(rows, pending, strict=True):
+            row.held[m] += len(ids)
         return logits
 
     def extend(

@@ -149,7 +149,7 @@ class Row:
 
     def total(self, m: int) -> int:
         """The number of model m's ids, prompt included."""
-        return self._tokens.total(m)
+        return len(self.request.prompt_ids[m]) + len(self.ids[m])
 
     def pending(self, m: int) -> list[int]:
         """The ids that model m must still run to know what comes next; at least one."""

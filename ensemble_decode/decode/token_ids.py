@@ -62,7 +62,7 @@ class TokenIds:
     def pending(self, m: int) -> list[int]:
         """The ids that model m must still run to know what comes next; at least one."""
         prompt, ids = self.prompts[m], self.ids[m]
-        start = min(self.held[m], self.total(m) - 1)
+        start = min(self.held[m], len(prompt) + len(ids) - 1)
         return prompt[start:] + ids if start < len(prompt) else ids[start - len(prompt) :]
 
     def spell(self, m: int, data: bytes) -> list[int]:

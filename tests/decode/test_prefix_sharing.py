@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 from support import batches
-from support.ensembles import same, tiny
+from support.ensembles import prompt_ids, same, tiny
 
 import ensemble_decode as ed
 from ensemble_decode.decode.requests import BatchRequest
@@ -32,7 +32,7 @@ def asked(count, **options):
 
 
 def prompts_of(ensemble, requests, m):
-    return [ensemble._prompt_ids(m, request.prompt, "template", "error") for request in requests]
+    return [prompt_ids(ensemble, m, request.prompt) for request in requests]
 
 
 def watched(monkeypatch):
@@ -174,7 +174,7 @@ def test_sampled_rows_of_one_prompt_differ_and_equal_each_alone(pair):
     results = list(run)
     assert all(same(result.completion, done) for result, done in zip(results, together, strict=True))
     assert len({result.completion.data for result in results}) > 1
-    assert run.counts.prefix_tokens_reused[0] == 4 * (len(pair._prompt_ids(0, STEM, "template", "error")) - 1)
+    assert run.counts.prefix_tokens_reused[0] == 4 * (len(prompt_ids(pair, 0, STEM)) - 1)
 
 
 def test_failed_allocations_and_tight_limits_leave_results_as_they_are(pair, monkeypatch):

@@ -4,8 +4,7 @@ import threading
 
 import pytest
 import torch
-from support import tiny_models, tokenizers
-from support.ensembles import MIXED, byte_ensemble, next_distribution, same, tiny
+from support.ensembles import MIXED, byte_ensemble, ensemble_of, models, next_distribution, prompt_ids, same, tiny
 
 import ensemble_decode as ed
 from ensemble_decode.methods.safe.draft_lengths import LONGEST, AutoLength
@@ -64,7 +63,7 @@ def test_caches_are_rolled_back_not_recomputed(draft_length):
     method = ed.SAFE(draft_length=draft_length)
     rows = trio.generate(MIXED, method=method, max_new_tokens=24)
     for prompt, row in zip(MIXED, rows, strict=True):
-        whole = len(trio.tokenizers[0](prompt)["input_ids"])
+        whole = len(prompt_ids(trio, 0, prompt))
         assert row.stats.rounds > 3
         # A round whose draft stood whole leaves its last token to the next, which drafts as many more: still one for
         # one. A fused token that is the rejected draft's own (a gate that closed) is in the cache already.
@@ -236,11 +235,12 @@ def test_case_26_draft_and_verify_is_greedy_decoding():
         strict=True,
     ):
         assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason)
-    half = [tiny_models.tiny_model("llama", "bytes", seed=0).to(torch.bfloat16) for _ in range(2)]
-    rough = ed.Ensemble.from_models(half, [tokenizers.build("bytes")] * 2, cache_dir=None)
+    names = ["bytes"] * 2
+    half = [model.to(torch.bfloat16) for model in models(names, families=["llama"] * 2, seed=[0, 0])]
+    rough = ensemble_of(half, names)
     allowed = torch.from_numpy(rough.vocab.models[0].allowed)
     for prompt, row in zip(MIXED, rough.generate(MIXED, method=method, max_new_tokens=20), strict=True):
-        start = rough._prompt_ids(0, prompt, "template", "error")
+        start = rough.vocab.models[0].encode(prompt.encode())
         with torch.no_grad():
             logits = half[0](torch.tensor([start + row.token_ids])).logits[0, len(start) - 1 : -1].float()
         logits[:, ~allowed] = -torch.inf

@@ -103,7 +103,7 @@ def test_samples_of_whole_vocabularies_follow_e():
         sampling=ed.Sampling(temperature=1.0, seed=3),
         batch_size=400,
     )
-    ids = torch.tensor([ensemble._prompt_ids(0, "abcd", "template", "error")])
+    ids = torch.tensor([ensemble.vocab.models[0].encode(b"abcd")])
     with torch.no_grad():
         p = [runner.model(ids).logits[0, -1].double().softmax(-1) for runner in ensemble.runners]
     expected = (0.7 * p[0] + 0.3 * p[1]) * SAMPLES

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support import tiny_models, tokenizers
 from support.bigrams import bigram_ensemble
-from support.ensembles import MIXED, byte_ensemble, same, tiny
+from support.ensembles import MIXED, byte_ensemble, ensemble_of, models, prompt_ids, same, tiny
 from support.equality import finish_of
 from support.oracle.vocab import END
 
@@ -216,8 +216,8 @@ def limited(**limits: int) -> ed.Ensemble:
     for i, (name, limit) in enumerate(limits.items()):
         family = tiny_models.USUAL[name]
         length = {"n_positions" if family == "gpt2" else "max_position_embeddings": limit}
-        made.append(tiny_models.tiny_model(family, name, seed=i, **length))
-    return ed.Ensemble.from_models(made, [tokenizers.build(name) for name in limits], cache_dir=None)
+        made += models([name], seed=i, **length)
+    return ensemble_of(made, list(limits))
 
 
 @pytest.mark.parametrize("short", [0, 1, 2])
@@ -231,7 +231,7 @@ def test_case_24_the_shortest_context_ends_a_row(short):
         (row,) = ensemble.generate(prompt, method=METHOD, max_new_tokens=80, trace=True)
         assert row.error is None
         model = ensemble.vocab.models[short]
-        used = len(ensemble._prompt_ids(short, prompt, "template", "error")) + len(model.encode(row.data))
+        used = len(prompt_ids(ensemble, short, prompt)) + len(model.encode(row.data))
         ends.append((row.finish_reason, used))
         assert used <= 40
         assert same(row, ensemble.generate([MIXED[5], prompt], method=METHOD, max_new_tokens=80)[1])
@@ -249,13 +249,11 @@ def test_a_literal_that_does_not_fit_a_context_is_left_out():
 def test_case_27_nan_ends_its_row_alone_and_names_the_model():
     names = ("gpt2", "llama2", "gemma")
     for broken in range(3):
-        models = [tiny_models.tiny_model(tiny_models.USUAL[n], n, seed=i) for i, n in enumerate(names)]
-        ensemble = ed.Ensemble.from_models(
-            models, [tokenizers.build(n) for n in names], names=list(names), cache_dir=None
-        )
+        made = models(names)
+        ensemble = ensemble_of(made, names)
         good = ensemble.generate(MIXED[:2], method=METHOD, max_new_tokens=6)
         poison = ensemble.vocab.models[broken].encode("你".encode())[-1]
-        models[broken].get_input_embeddings().weight[poison] = float("nan")
+        made[broken].get_input_embeddings().weight[poison] = float("nan")
         rows = ensemble.generate([MIXED[0], "你", MIXED[1]], method=METHOD, max_new_tokens=6)
         assert rows[1].finish_reason == "error"
         assert f"model {broken} ({names[broken]}) gave NaN logits" in rows[1].error
@@ -326,12 +324,9 @@ def test_the_order_of_models_does_not_matter(trio, sampling):
 def test_a_duplicate_with_half_the_weight_changes_no_winner(trio):
     """A duplicate's draft merges with the original's; their votes add up to the original's."""
     keep = ed.SpecFuse(segment_length=4, exit_threshold=0.0)
-    twice = ed.Ensemble.from_models(
-        [trio.runners[m].model for m in (0, 1, 2, 1)],
-        [trio.tokenizers[m] for m in (0, 1, 2, 1)],
-        weight=[2, 1, 2, 1],
-        cache_dir=None,
-    )
+    order = (0, 1, 2, 1)
+    names = [("gpt2", "llama2", "gemma")[m] for m in order]
+    twice = ensemble_of([trio.runners[m].model for m in order], names, weight=[2, 1, 2, 1])
     for prompt in MIXED[:4]:
         (one,) = trio.generate(prompt, method=keep, max_new_tokens=16, trace=True)
         (two,) = twice.generate(prompt, method=keep, max_new_tokens=16, trace=True)

@@ -4,9 +4,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import tiny_models, tokenizers
-from support.equality import TIE, Pair, finish_of, recall, tiny
-from support.oracle.model import Model, align
+from support.ensembles import prompt_ids
+from support.equality import TIE, Pair, finish_of, pair_of, recall, tiny
 from support.oracle.specfuse import specfuse
 
 import ensemble_decode as ed
@@ -85,23 +84,9 @@ def test_ends_stops_and_contexts():
 @pytest.mark.parametrize(("leaver", "context"), [(0, 20), (2, 8)])
 def test_a_context_that_is_full_when_its_model_leaves_ends_nothing(leaver, context):
     """After "Hello 😀" the segment that fills the context of a model is the one before it leaves; the others go on."""
-    names = ("llama3", "gemma", "qwen2")
-
-    def make():
-        return [
-            tiny_models.tiny_model(
-                tiny_models.USUAL[name],
-                name,
-                seed=i,
-                padding=3 * i,
-                max_position_embeddings=context if i == leaver else 512,
-            )
-            for i, name in enumerate(names)
-        ]
-
-    tokens = [tokenizers.build(name) for name in names]
-    ensemble = ed.Ensemble.from_models(make(), tokens, attention="sdpa", cache_dir=None)
-    pair = Pair(names, ensemble, align([Model(*both, share=True) for both in zip(make(), tokens, strict=True)]))
+    lengths = [context if m == leaver else 512 for m in range(3)]
+    pair = pair_of(("llama3", "gemma", "qwen2"), max_position_embeddings=lengths)
+    ensemble = pair.ensemble
     method = ed.SpecFuse(segment_length=4, exit_threshold=0.97)
     assert check(pair, ["Hello 😀"], method, 24) == 1
     (done,) = ensemble.generate("Hello 😀", method=method, max_new_tokens=24, trace=True)
@@ -109,7 +94,7 @@ def test_a_context_that_is_full_when_its_model_leaves_ends_nothing(leaver, conte
     last = next(i for i, made in enumerate(rounds) if leaver in made.left)
     written = b"".join(step.chosen for step in done.trace[: last + 1])
     model = ensemble.vocab.models[leaver]
-    held = len(ensemble._prompt_ids(leaver, "Hello 😀", "template", "error")) + len(model.encode(written))
+    held = len(prompt_ids(ensemble, leaver, "Hello 😀")) + len(model.encode(written))
     assert held == context
     assert last + 1 < len(rounds)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import ensemble_decode as ed
 from ensemble_decode.decode.requests import BatchRequest
-from support import tiny_models, tokenizers
+from support.ensembles import ensemble_of, models
 
 NAMES = ("gpt2", "llama2")
 TEXTS = ["The quick brown fox", "def f(x):\n", "Größe", "你好", "  \n\n", "a", "the cat sat " * 12, "12 + 7 ="]
@@ -24,8 +24,7 @@ METHODS = [
 @cache
 def pair() -> ed.Ensemble:
     """Two tiny models of different tokenizers."""
-    made = [tiny_models.tiny_model(tiny_models.USUAL[name], name, seed=i) for i, name in enumerate(NAMES)]
-    return ed.Ensemble.from_models(made, [tokenizers.build(name) for name in NAMES], names=list(NAMES), cache_dir=None)
+    return ensemble_of(models(NAMES), NAMES)
 
 
 def requests(count: int, seed: int = 0) -> list[BatchRequest]:

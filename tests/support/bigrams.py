@@ -8,6 +8,7 @@ import transformers as tf
 
 import ensemble_decode as ed
 from support import tokenizers
+from support.ensembles import ensemble_of
 from support.oracle.vocab import END, Vocab
 
 Table = Mapping[str, Mapping[str | None, float]]
@@ -59,4 +60,4 @@ def bigram_ensemble(*tables: Table, names: tuple[str, ...] | None = None, weight
     """One bigram model per table; ``names``: their tokenizers, default single bytes."""
     names = names or ("bytes",) * len(tables)
     models = [bigram_model(table, name) for table, name in zip(tables, names, strict=True)]
-    return ed.Ensemble.from_models(models, [tokenizers.build(name) for name in names], weight=weights, cache_dir=None)
+    return ensemble_of(models, names, names=None, weight=weights)

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import ensemble_decode as ed
-from support import tiny_models, tokenizers
+from support import tokenizers
+from support.ensembles import ensemble_of, models
 from support.oracle import decode
 from support.oracle.fusion import Gate, Sharpening
 from support.oracle.model import Model, align
@@ -24,19 +25,21 @@ class Pair:
     models: list[Model]
 
 
-@cache
-def tiny(names: tuple[str, ...], seed: int = 0, weights: tuple[float, ...] | None = None, **options) -> Pair:
-    """Tiny models of these tokenizers, each of its usual family; kept for the process."""
+def pair_of(names: tuple[str, ...], seed: int = 0, weights: tuple[float, ...] | None = None, **options) -> Pair:
+    """Tiny models of these tokenizers, each of its usual family; `options` as for `ensembles.models`."""
 
     def make():
-        return [
-            tiny_models.tiny_model(tiny_models.USUAL[name], name, seed=seed + i, padding=3 * i, **options)
-            for i, name in enumerate(names)
-        ]
+        return models(names, seed=seed, padding=[3 * i for i in range(len(names))], **options)
 
+    ensemble = ensemble_of(make(), names, names=None, weight=weights, attention="sdpa")
     tokens = [tokenizers.build(name) for name in names]
-    ensemble = ed.Ensemble.from_models(make(), tokens, weight=weights, attention="sdpa", cache_dir=None)
     return Pair(names, ensemble, align([Model(*pair, share=True) for pair in zip(make(), tokens, strict=True)]))
+
+
+@cache
+def tiny(names: tuple[str, ...], seed: int = 0, weights: tuple[float, ...] | None = None, **options) -> Pair:
+    """`pair_of`, kept for the process."""
+    return pair_of(names, seed, weights, **options)
 
 
 def method_of(spec: dict):
