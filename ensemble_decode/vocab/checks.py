@@ -97,9 +97,8 @@ def _decoders(tokenizer: Any) -> list[_Decoder]:
     rust = rust_tokenizer(tokenizer)
     if rust is None:
         encoding = tiktoken_encoding(tokenizer)
-        if not hasattr(encoding, "decode"):
-            return []
-        return [_Decoder(lambda sequences: [encoding.decode(ids) for ids in sequences], batched=False)]
+        own: Callable[[list[int]], str] | None = getattr(encoding, "decode", None)
+        return [] if own is None else [_Decoder(lambda sequences: [own(ids) for ids in sequences], batched=False)]
     ways = [_Decoder(lambda sequences: rust.decode_batch(list(sequences), skip_special_tokens=False), batched=True)]
     if tokenizer is not rust:
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
