@@ -16,8 +16,8 @@ class Room:
 
     Args:
         members: The models.
-        limits: Bytes per member that its cache may take at any moment, the copying of a growing cache included; None: no
-            limit beside the member's own.
+        limits: Bytes per member that its cache may take at any moment, the copying of a growing cache included; None:
+            no limit beside the member's own.
     """
 
     def __init__(self, members: Sequence[Member], limits: Sequence[int | None] | None = None) -> None:

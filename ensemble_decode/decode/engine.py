@@ -69,8 +69,8 @@ class Engine:
             if not row.finished and _extent(row) == extent:
                 name = type(self._program_of(row).method).__name__
                 raise EnsembleError(
-                    f"{name}.round neither added a byte to row {row.request.number} nor ended it; it must do one of the "
-                    "two for every row, or it is called for ever"
+                    f"{name}.round neither added a byte to row {row.request.number} nor ended it; a round must do one "
+                    "of the two for every row, or it is called for ever"
                 )
 
     def abandon(self) -> None:

@@ -172,7 +172,8 @@ class Row:
     def append_tokens(self, ids: Sequence[int], pieces: Sequence[bytes], *, ensembled: bool = False) -> int:
         """Add tokens of the primary, in order, until one of them ends the row.
 
-        Every other model's ids follow the bytes. The row ends with a stop string, with ``max_new_tokens``, and where a context is full.
+        Every other model's ids follow the bytes. The row ends with a stop string, with ``max_new_tokens``, and where a
+        context is full.
 
         Args:
             ids: The tokens' ids.
