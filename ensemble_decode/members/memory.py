@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import torch
 
 from ensemble_decode.errors import InputError
@@ -38,22 +39,21 @@ def parse_memory(memory: int | float | str) -> int | float:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device: of a GPU as its driver says, of the host within its control group's limit."""
+    """Bytes that are free on a device.
+
+    Args:
+        device: A GPU, whose driver says; or the CPU, where what the system has available counts, within the limit of
+            the control group (a container's limit, which the system's own figure does not know).
+    """
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
-    return min(_available(), _left_in_group())
+    available: int = psutil.virtual_memory().available
+    left = _left_in_group()
+    return available if left is None else min(available, left)
 
 
-def _available() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError as error:
-        raise InputError(f"memory: this system does not say how much is free ({error}); give it in bytes") from error
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-
-
-def _left_in_group() -> int:
+def _left_in_group() -> int | None:
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -62,14 +62,24 @@ def _left_in_group() -> int:
             return max(0, int(Path(limit).read_text()) - int(Path(used).read_text()))
         except (OSError, ValueError):  # another kind of group, or no limit ("max")
             continue
-    return 2**62
+    return None
 
 
 def cache_limits(members: Sequence[Member], memory: int | float | str | None) -> list[int]:
-    """Bytes that each model's cache may take.
+    """Bytes that each member's cache may take, such that all caches hold about as many tokens.
 
-    An amount is shared out over all models, a share is taken of each device's free memory (what the caches hold now
-    counts as free) and shared out over the models there; so that every model's cache holds about as many tokens.
+    Args:
+        members: The members. One whose ``bytes_per_token`` is 0 has its cache elsewhere: its limit is 0, and limits
+            nothing.
+        memory: As in ``parse_memory``; None: 0.8 of what is free on a GPU, 0.5 on the host. An amount is shared out over
+            all members. A share is taken of each device's free memory, what the caches hold now included, and shared
+            out over the members there.
+
+    Returns:
+        One limit per member.
+
+    Raises:
+        InputError: ``memory`` is no size.
     """
     wanted = None if memory is None else parse_memory(memory)
     if isinstance(wanted, int):
@@ -86,4 +96,4 @@ def cache_limits(members: Sequence[Member], memory: int | float | str | None) ->
 
 
 def _split(amount: int, sizes: Sequence[int]) -> list[int]:
-    return [max(1, amount * size // sum(sizes)) for size in sizes]
+    return [max(1, amount * size // sum(sizes)) if size else 0 for size in sizes]

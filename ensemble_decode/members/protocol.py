@@ -25,8 +25,9 @@ class Logits:
     """Logits of the positions that were asked for.
 
     Attributes:
-        values: ``[R, V]`` in the member's dtype, on its device. Rows lie in the order of the call: row ``r`` has
-            ``values[starts[r]:starts[r + 1]]``, in text order.
+        values: ``[R, V]`` in the member's dtype, on its device; ``V`` is ``vocab.size``. Rows lie in the order of the
+            call: row ``r`` has ``values[starts[r]:starts[r + 1]]``, in text order. A member without
+            ``Capabilities.full_logits`` gives log-probabilities instead, and −inf for the ids it cannot score.
         starts: ``len(rows) + 1`` offsets into ``values``.
     """
 
@@ -36,13 +37,19 @@ class Logits:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a member can do beyond extending rows and rolling them back. A method that needs more refuses it by name.
+    """What a member can do. A method that needs what a member lacks is refused by name before it runs.
 
     Attributes:
-        token_trees: ``read_trees`` and ``keep_paths`` work (SpecFuse needs them).
+        rollback: ``rollback`` shortens a row to any length. Without it (a recurrent state without snapshots) a row keeps
+            its tokens until it is released; ``rollback`` to another length raises ``CacheError``.
+        full_logits: Every id of the vocabulary has its logit. Without it (a server that returns its best k) only some
+            have log-probabilities, the most probable id always among them.
+        token_trees: ``read_trees`` and ``keep_paths`` work.
         common_beginnings: Slots acquired with their ids take over what another slot already holds.
     """
 
+    rollback: bool = True
+    full_logits: bool = True
     token_trees: bool = True
     common_beginnings: bool = True
 
@@ -93,7 +100,7 @@ class Member(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do beyond extending and rolling back."""
+        """What it can do beyond extending rows."""
 
     @property
     def stats(self) -> MemberStats:
@@ -137,14 +144,17 @@ class Member(Protocol):
             length: Tokens that stay, 0 to ``length(slot)``.
 
         Raises:
-            CacheError: The row is shorter than ``length``, or the slot is not held.
+            CacheError: The row is shorter than ``length``, the slot is not held, or the member cannot roll back.
         """
 
     def shared(self, ids: Sequence[int]) -> int:
         """Tokens at the beginning of ``ids`` that some slot already holds; 0 where too few to be worth a copy."""
 
     def forget(self) -> None:
-        """Let nothing that released slots still hold be taken over any more."""
+        """Let nothing that slots hold now be taken over by other rows, whether they are held or released.
+
+        To be called when weights or adapters change. Rows that are held keep what they hold: release them first.
+        """
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -216,10 +226,13 @@ class Member(Protocol):
         """Bytes that the cache may have allocated; None: no limit."""
 
     def limit_memory(self, limit: int | None) -> None:
-        """Set ``memory``."""
+        """Set ``memory``. A member whose ``bytes_per_token`` is 0 takes no notice."""
 
     def limit_peak(self, peak: int) -> None:
-        """Keep the cache below ``peak`` bytes at any moment, growing included. Never loosens ``memory``."""
+        """Keep the cache below ``peak`` bytes at any moment, growing included. Never loosens ``memory``.
+
+        A member whose ``bytes_per_token`` is 0 takes no notice.
+        """
 
     @property
     def limited(self) -> bool:
@@ -262,18 +275,24 @@ class Member(Protocol):
 
 
 NEEDED = {
-    "token_trees": "reads several continuations of a row at once (token trees)",
+    "rollback": "take back the last tokens of a row",
+    "full_logits": "give the logits of their whole vocabulary",
+    "token_trees": "read several continuations of a row at once (token trees)",
 }
+"""What a member can do for methods, by the name of its capability, in words that follow "models that"."""
 
 
 def missing(member: Member, needs: Sequence[str]) -> str | None:
-    """What a member lacks of the capabilities that a method needs, in words; None where it has all.
+    """Say what a member lacks of the capabilities that a method needs.
 
     Args:
         member: The member.
-        needs: Names of ``Capabilities``.
+        needs: Names of ``Capabilities``; see ``NEEDED``.
+
+    Returns:
+        The first thing that it lacks, in words; None where it has all.
     """
     for need in needs:
         if not getattr(member.capabilities, need):
-            return f"{member.name} cannot do what the method needs: it {NEEDED[need]}"
+            return f"the method needs models that {NEEDED[need]}; {member.name} cannot"
     return None

@@ -288,8 +288,8 @@ class Method(ABC):
 
     @property
     def needs(self) -> Sequence[str]:
-        """Names of ``members.protocol.Capabilities`` that every model must have, beyond extending and rolling back."""
-        return ()
+        """Names of ``members.protocol.Capabilities`` that every model must have."""
+        return ("rollback", "full_logits")
 
     @abstractmethod
     def round(self, context: StepContext, rows: Sequence[StepRow]) -> None:

@@ -28,6 +28,11 @@ class Single(Options, Method):
         """The model that writes."""
         return self.model
 
+    @property
+    def needs(self) -> Sequence[str]:
+        """Logits alone: nothing is ever taken back."""
+        return ("full_logits",)
+
     def models(self, count: int) -> Sequence[int]:
         """That model alone; InputError where there is none of its number."""
         if not 0 <= self.model < count:

@@ -9,9 +9,9 @@ from support.runner_checks import fresh_logits
 from support.tiny_models import FAMILIES, tiny_model
 
 import ensemble_decode as ed
-from ensemble_decode.errors import CacheError
+from ensemble_decode.errors import CacheError, InputError
 from ensemble_decode.members.conformance import CHECKS, Subject
-from ensemble_decode.members.protocol import Logits, Member
+from ensemble_decode.members.protocol import Capabilities, Logits, Member, missing
 from ensemble_decode.members.transformers.runner import Runner
 
 V = 111
@@ -22,14 +22,43 @@ def transformers(family):
     return Subject(lambda: Runner(model, block=16, name=family), lambda ids: fresh_logits(model, ids), V)
 
 
-def plain():
+class BestOnly(PlainMember):
+    """What a server that returns its five best can answer."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.capabilities = Capabilities(full_logits=False, token_trees=False, common_beginnings=False)
+        self.bytes_per_token = 0
+
+    def extend(self, slots, new_ids, logits="last"):
+        out = super().extend(slots, new_ids, logits)
+        scores = torch.log_softmax(out.values, -1)
+        best = scores.topk(5, -1)
+        return Logits(torch.full_like(scores, float("-inf")).scatter(-1, best.indices, best.values), out.starts)
+
+
+class Forward(PlainMember):
+    """A recurrent state without snapshots: rows only grow."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.capabilities = Capabilities(rollback=False, token_trees=False, common_beginnings=False)
+
+    def rollback(self, slot, length):
+        if length != self.length(slot):
+            raise CacheError(f"plain: slot {slot} cannot be rolled back")
+
+
+def plain(kind=PlainMember):
     model = tiny_model("llama", V)
-    return Subject(
-        lambda: PlainMember(lambda ids: fresh_logits(model, ids), V, 128), lambda ids: fresh_logits(model, ids), V
-    )
+    return Subject(lambda: kind(lambda ids: fresh_logits(model, ids), V, 128), lambda ids: fresh_logits(model, ids), V)
 
 
-MEMBERS = {family: lambda family=family: transformers(family) for family in FAMILIES} | {"plain": plain}
+MEMBERS = {family: lambda family=family: transformers(family) for family in FAMILIES} | {
+    "plain": plain,
+    "best only": lambda: plain(BestOnly),
+    "forward only": lambda: plain(Forward),
+}
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
@@ -41,6 +70,32 @@ def test_conforms(kind, check):
 @pytest.mark.parametrize("kind", ["llama", "plain"])
 def test_is_a_member(kind):
     assert isinstance(MEMBERS[kind]().make(), Member)
+
+
+def test_what_a_member_lacks_is_said_in_words():
+    best, forward = plain(BestOnly).make(), plain(Forward).make()
+    assert missing(best, ed.UniTE().needs) == (
+        "the method needs models that give the logits of their whole vocabulary; plain cannot"
+    )
+    assert "take back the last tokens of a row" in missing(forward, ed.SAFE().needs)
+    assert missing(forward, ed.Single().needs) is None
+    assert "token trees" in missing(forward, ["token_trees"])
+    assert missing(plain().make(), ed.SpecFuse().needs) is None
+
+
+def test_one_model_alone_needs_no_rolling_back():
+    model = tiny_model("llama", "gpt2")
+    made = tokenizers.build("gpt2")
+    own = ed.Ensemble.from_models([model], [made], names=["one"], cache_dir=None)
+    vocab = own.vocab.models[0]
+    member = Forward(lambda ids: fresh_logits(model, ids), vocab.size, 512, vocab)
+    other = ed.Ensemble([member], [made], own.vocab)
+    (expected,) = own.generate("The quick", method=ed.Single(), max_new_tokens=12)
+    (got,) = other.generate("The quick", method=ed.Single(), max_new_tokens=12)
+    assert expected.text
+    assert same(got, expected)
+    with pytest.raises(InputError, match="UniTE: the method needs models that take back"):
+        other.generate("The quick", method=ed.UniTE())
 
 
 class Sloppy(PlainMember):

@@ -124,9 +124,8 @@ class SlotCache:
         self.advance(target, length, self._prefixes.known(source)[:length])
 
     def forget(self) -> None:
-        """Nothing that released slots still hold is taken over any more."""
-        for slot in self._free:
-            self._prefixes.drop(slot)
+        """Let nothing that slots hold now be taken over any more, whether they are held or released."""
+        self._prefixes.forget(slot for slot in range(self.slots) if self._held[slot])
 
     def _standing(self, slot: int) -> int:
         """Tokens at the front of a slot that are known and still there."""

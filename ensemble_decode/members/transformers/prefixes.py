@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ensemble_decode.vocab.common_prefix import common_prefix
 
@@ -41,6 +41,10 @@ class Prefixes:
     def move(self, homes: Mapping[int, int]) -> None:
         """The slots that still have their content, and where it is now."""
         self._ids = {homes[slot]: ids for slot, ids in self._ids.items() if slot in homes}
+
+    def forget(self, held: Iterable[int]) -> None:
+        """Nothing is known any more. What ``held`` slots write into an empty row is noted again."""
+        self._ids = {slot: [] for slot in held if slot in self._ids}
 
     def begun(self, slot: int) -> bool:
         return slot in self._ids

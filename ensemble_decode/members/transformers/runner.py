@@ -165,7 +165,7 @@ class Runner:
         return self.cache.shared(ids)
 
     def forget(self) -> None:
-        """Let nothing that released slots still hold be taken over any more."""
+        """Let nothing that slots hold now be taken over by other rows; to be called when weights or adapters change."""
         self.cache.forget()
 
     # -- memory --------------------------------------------------------------------------------------------------

@@ -76,8 +76,8 @@ class SpecFuse(Options, Method):
 
     @property
     def needs(self) -> Sequence[str]:
-        """Token trees, in which a model reads all candidates at once."""
-        return ("token_trees",)
+        """Token trees, in which a model reads all candidates at once, beside what every method needs."""
+        return (*super().needs, "token_trees")
 
     def round(self, context: StepContext, rows: Sequence[StepRow]) -> None:
         """Every active model drafts, every one scores all drafts, each row gets its best one; weak models leave."""
