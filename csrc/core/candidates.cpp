@@ -18,8 +18,7 @@ int32_t make_union(int32_t* cids, int64_t n) {
 }
 
 float RowReader::read(int32_t id) const {
-  if (id < 0 || id >= cols_) return -kInfinity;
-  if (allowed_ != nullptr && ((static_cast<uint32_t>(allowed_[id / 32]) >> (id % 32)) & 1u) == 0) return -kInfinity;
+  if (id < 0 || id >= cols_ || !allows(id)) return -kInfinity;
   const float value = load_element(row_, dtype_, id);
   return std::isnan(value) ? -kInfinity : value;
 }
@@ -37,13 +36,14 @@ float RowReader::end_score(const Table& eos_ids) const {
 }
 
 int32_t RowReader::best_end(const Table& eos_ids) const {
-  int32_t best = eos_ids.size > 0 ? eos_ids.data[0] : -1;
-  float top = best >= 0 ? read(best) : -kInfinity;
-  for (int64_t e = 1; e < eos_ids.size; ++e) {
-    const float score = read(eos_ids.data[e]);
-    if (score > top) {
+  int32_t best = -1;
+  float top = -kInfinity;
+  for (int64_t e = 0; e < eos_ids.size; ++e) {
+    const int32_t id = eos_ids.data[e];
+    const float score = read(id);
+    if (allows(id) && (best < 0 || score > top)) {
       top = score;
-      best = eos_ids.data[e];
+      best = id;
     }
   }
   return best;

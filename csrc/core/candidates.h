@@ -27,9 +27,13 @@ class RowReader {
 
   // The logit of `id`; −inf where the id is out of range, not allowed or its logit is NaN.
   float read(int32_t id) const;
+  // Whether the mask allows `id`, which lies within the vocabulary.
+  bool allows(int32_t id) const {
+    return allowed_ == nullptr || ((static_cast<uint32_t>(allowed_[id / 32]) >> (id % 32)) & 1u) != 0;
+  }
   // Log-sum-exp of the logits of the EOS ids; +inf where one is +inf, −inf where nothing is above −inf.
   float end_score(const Table& eos_ids) const;
-  // The EOS id with the largest logit, the first among equals (also where all are −inf); −1 without any.
+  // The allowed EOS id with the largest logit, the first among equals (also where all are −inf); −1 without any.
   int32_t best_end(const Table& eos_ids) const;
 
  private:

@@ -38,6 +38,20 @@ void TopkResults::finish_row(const TopkStages& stages, int64_t row, const FuseIn
   }
 }
 
+int32_t emitted_id(const ModelInput& primary, int32_t cid) {
+  const int32_t exact = primary.exact_id.at(cid);
+  return exact >= 0 ? exact : primary.piece_id.at(cid);
+}
+
+bool out_of_reach(const ModelInput& primary, const RowReader& reader, int32_t cid, int64_t size) {
+  const Table& eos_ids = primary.eos_ids;
+  if (cid == size - 1 && eos_ids.size > 0) {
+    return std::none_of(eos_ids.data, eos_ids.data + eos_ids.size, [&](int32_t id) { return reader.allows(id); });
+  }
+  const int32_t id = emitted_id(primary, cid);
+  return id >= 0 && !reader.allows(id);
+}
+
 void write_decision(const Decision& d, int64_t row, int32_t primary_top, const FuseInput& in, const FuseOutput& out) {
   out.cid[row] = d.choice;
   out.max_prob[row] = d.max_prob;
@@ -47,14 +61,13 @@ void write_decision(const Decision& d, int64_t row, int32_t primary_top, const F
   out.sharpened[row] = d.sharpened;
   out.flags[row] = d.flags;
 
-  // The id that the primary emits: its own best one where it chose alone, else the candidate's exact id or first piece.
+  // The id that the primary emits: its own best one where it chose alone, else the candidate's.
   const ModelInput& primary = in.models[0];
   int32_t id = primary_top;
   if (d.choice < 0) {
     id = -1;
   } else if (d.ensembled) {
-    id = primary.exact_id.at(d.choice);
-    if (id < 0) id = primary.piece_id.at(d.choice);
+    id = emitted_id(primary, d.choice);
     if (d.choice == in.prefixes.size - 1 && primary.eos_ids.size > 0) {
       id = RowReader(primary.logits, primary.allowed, row).best_end(primary.eos_ids);
     }

@@ -30,6 +30,12 @@ class TopkResults {
   std::vector<int32_t> flags_;
 };
 
+// The id that the primary emits for a candidate but END: its exact id, else its first piece; -1 without either.
+int32_t emitted_id(const ModelInput& primary, int32_t cid);
+
+// Whether the primary, whose row `reader` reads, could emit candidate `cid` only by an id that its mask bans.
+bool out_of_reach(const ModelInput& primary, const RowReader& reader, int32_t cid, int64_t size);
+
 // Everything of `decision` but kl and probs, which decide() wrote; primary_top is the primary's own best id.
 void write_decision(const Decision& decision, int64_t row, int32_t primary_top, const FuseInput& input,
                     const FuseOutput& output);

@@ -47,6 +47,16 @@ void candidate_log_probs(const ModelInput& model, int64_t row, int64_t size, flo
   log_p[size - 1] = static_cast<float>(highest + std::log(total));
 }
 
+// The candidates that the primary cannot emit under one row's mask.
+std::vector<int32_t> unreachable(const FuseInput& in, int64_t row) {
+  const RowReader reader(in.models[0].logits, in.models[0].allowed, row);
+  std::vector<int32_t> cids;
+  for (int64_t cid = 0; cid < in.prefixes.size; ++cid) {
+    if (out_of_reach(in.models[0], reader, static_cast<int32_t>(cid), in.prefixes.size)) cids.push_back(cid);
+  }
+  return cids;
+}
+
 // The k most probable candidates above 0 by (probability descending, candidate ascending); returns how many.
 int32_t most_probable(std::vector<float>& probs, int64_t size, int64_t k, std::vector<float>& group_max, float* values,
                       int32_t* cids) {
@@ -88,6 +98,9 @@ void fuse_full(const FuseInput& in, const FuseOutput& out, int threads) {
     known[size - 1] |= model.eos_ids.size > 0;
   }
 
+  const bool one_mask = in.models[0].allowed.row_stride == 0;
+  const std::vector<int32_t> never = one_mask && in.rows > 0 ? unreachable(in, 0) : std::vector<int32_t>{};
+
   parallel_for(threads, in.rows, 1, [&](int64_t row) {
     static thread_local Workspace w;
     top.finish_row(stages, row, in, out);
@@ -95,10 +108,12 @@ void fuse_full(const FuseInput& in, const FuseOutput& out, int threads) {
     w.p.resize(w.log_p.size());
     w.probs.resize(static_cast<size_t>(stride));
     w.consulted.resize(static_cast<size_t>(models));
+    const std::vector<int32_t> own = one_mask ? std::vector<int32_t>{} : unreachable(in, row);
     for (int64_t m = 0; m < models; ++m) {
       const int64_t at = m * in.rows + row;
       float* const log_p = w.log_p.data() + m * stride;
       candidate_log_probs(in.models[m], row, size, top.maximum(m, row), stages.log_total(m, row), log_p);
+      for (const int32_t cid : one_mask ? never : own) log_p[cid] = -kInfinity;
       std::copy(log_p, log_p + size, w.p.data() + m * stride);
       math.exp(w.p.data() + m * stride, size);
       w.consulted[m] = out.logsumexp[at] > -kInfinity;

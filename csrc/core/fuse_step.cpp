@@ -40,6 +40,11 @@ void fuse_step(const FuseInput& in, const FuseOutput& out, int threads) {
       const Table& ids_of = in.settings.oov[row] == 1 ? model.exact_id : model.piece_id;
       gather(RowReader(model.logits, model.allowed, row), cids, width, ids_of, model.eos_ids, scores.data() + m * width);
     }
+    const RowReader primary_reader(in.models[0].logits, in.models[0].allowed, row);
+    for (int64_t i = 0; i < out.count[row]; ++i) {
+      if (!out_of_reach(in.models[0], primary_reader, cids[i], in.prefixes.size)) continue;
+      for (int64_t m = 0; m < models; ++m) scores[m * width + i] = -kInfinity;
+    }
     const PrimaryChoice primary{primary_tops.data(), in.k, out.top_prob[row], out.top_cid[row]};
     const Decision d = fuse_row(scores.data(), width, out.logsumexp + row, in.rows, cids, width, models, primary,
                                 in.prefixes, in.settings, row, out.probs + row * width, out.kl + row, in.rows);

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from ensemble_decode.kernels.reference.fuse_candidates import decide
-from ensemble_decode.kernels.reference.fuse_step import primary_ids, top_candidate
+from ensemble_decode.kernels.reference.fuse_step import out_of_reach, primary_ids, top_candidate
 from ensemble_decode.kernels.reference.numerics import NEG_INF, bounded, log_softmax, masked, probability, select_top
 from ensemble_decode.kernels.reference.topk_stats import topk_stats
 from ensemble_decode.kernels.reference.union_topk import candidates
@@ -87,6 +87,8 @@ def _decided(
     top_cid = torch.stack([top_candidate(m, s, vocab) for m, s in enumerate(stats)])
     top_prob = torch.stack([probability(s.values[:, 0].to(dtype), s.logsumexp) for s in stats])
     log_p = torch.stack([_log_probs(m, x, vocab, dtype) for m, x in enumerate(logits)])
+    cids = torch.arange(vocab.size, device=log_p.device, dtype=torch.int32).unsqueeze(0)
+    log_p = torch.where(out_of_reach(cids, vocab), NEG_INF, log_p)
     known = torch.stack([ids >= 0 for ids in vocab.exact_id]).any(0)
     known = torch.cat([known[:-1], known.new_full((1,), any(e.shape[0] for e in vocab.eos_ids))]).unsqueeze(0)
 
@@ -95,7 +97,7 @@ def _decided(
         p=log_p.exp(),
         consulted=logsumexp > NEG_INF,
         inside=known,
-        cids=torch.arange(vocab.size, device=log_p.device, dtype=torch.int32).unsqueeze(0),
+        cids=cids,
         tops=candidates(stats[0].ids, vocab.to_cid[0]),
         primary_prob=top_prob[0],
         primary_cid=top_cid[0],

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from ensemble_decode.kernels.reference.fuse_candidates import fuse_candidates
 from ensemble_decode.kernels.reference.gather_candidates import gather_ids, read
-from ensemble_decode.kernels.reference.numerics import first_where, probability, row_max
+from ensemble_decode.kernels.reference.numerics import NEG_INF, allowed_bits, first_where, probability, row_max
 from ensemble_decode.kernels.reference.topk_stats import topk_stats
 from ensemble_decode.kernels.reference.union_topk import candidates, union_topk
 from ensemble_decode.kernels.types import FuseSettings, FuseStep, TopkStats, VocabTensors
@@ -23,6 +23,7 @@ def fuse_step(
     ids = [torch.where(used, s.ids, -1) for s in stats]
     cids, count = union_topk(ids, vocab.to_cid)
     scores = torch.stack([_scores(m, x, cids, vocab, settings, dtype) for m, x in enumerate(logits)])
+    scores = torch.where(out_of_reach(cids, vocab), NEG_INF, scores)
 
     logsumexp = torch.stack([s.logsumexp for s in stats])
     top_cid = torch.stack([top_candidate(m, s, vocab) for m, s in enumerate(stats)])
@@ -70,17 +71,35 @@ def top_candidate(m: int, stats: TopkStats, vocab: VocabTensors) -> Tensor:
     return torch.where(is_eos, vocab.size - 1, candidates(top, vocab.to_cid[m])).to(torch.int32)
 
 
+def out_of_reach(cids: Tensor, vocab: VocabTensors) -> Tensor:
+    """Which candidates model 0 could emit only by an id that its mask bans: bool [B, U] for `cids` [B or 1, U]."""
+    allowed, eos_ids = vocab.allowed[0], vocab.eos_ids[0]
+    ids = emitted_ids(cids, vocab).expand(allowed.shape[0] if cids.shape[0] == 1 else cids.shape[0], -1)
+    banned = (ids >= 0) & ~allowed_bits(allowed, ids.clamp_min(0).to(torch.int64))
+    if eos_ids.shape[0]:
+        every = eos_ids.to(torch.int64).expand(ids.shape[0], -1)
+        banned = torch.where(cids == vocab.size - 1, ~allowed_bits(allowed, every).any(-1, keepdim=True), banned)
+    return banned & (cids >= 0)
+
+
+def emitted_ids(cids: Tensor, vocab: VocabTensors) -> Tensor:
+    """The id that model 0 emits for each candidate but END: its exact id, else its first piece; −1 without either."""
+    at = torch.where(cids >= 0, cids, 0)
+    exact, piece = vocab.exact_id[0][at], vocab.piece_id[0][at]
+    return torch.where(cids >= 0, torch.where(exact >= 0, exact, piece), -1)
+
+
 def primary_ids(
     choice: Tensor, ensembled: Tensor, top_id: Tensor, logits: Tensor, vocab: VocabTensors, dtype: torch.dtype
 ) -> Tensor:
     """The id [B] that model 0 emits for `choice`: its own top id where it chose alone, else the id of the candidate."""
-    at = torch.where(choice >= 0, choice, 0)
-    exact, piece = vocab.exact_id[0][at], vocab.piece_id[0][at]
-    ids = torch.where(exact >= 0, exact, piece)
+    ids = emitted_ids(choice, vocab)
     eos_ids = vocab.eos_ids[0]
     if eos_ids.shape[0]:
-        scores = read(logits, eos_ids.unsqueeze(0).expand(logits.shape[0], -1), vocab.allowed[0], dtype)
-        best = first_where(scores == row_max(scores).unsqueeze(-1))
+        every = eos_ids.to(torch.int64).expand(logits.shape[0], -1)
+        scores = read(logits, every, vocab.allowed[0], dtype)
+        best = first_where(allowed_bits(vocab.allowed[0], every) & (scores == row_max(scores).unsqueeze(-1)))
+        best = best.clamp_max(eos_ids.shape[0] - 1)
         ids = torch.where(choice == vocab.size - 1, eos_ids[best], ids)
     ids = torch.where(ensembled, ids, top_id)
     return torch.where(choice >= 0, ids, -1).to(torch.int32)

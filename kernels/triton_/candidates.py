@@ -56,8 +56,7 @@ def read_logits(row_ptr, ids, valid, vocab, allowed_ptr, MASKED: tl.constexpr):
     """Logits of `ids` as float32; −inf where an id is out of range, not allowed or NaN."""
     valid = valid & (ids >= 0) & (ids < vocab)
     if MASKED:
-        word = tl.load(allowed_ptr + ids // 32, mask=valid, other=0)
-        valid = valid & (((word >> (ids & 31)) & 1) != 0)
+        valid = is_allowed(ids, valid, allowed_ptr)
     x = tl.load(row_ptr + ids, mask=valid, other=float("-inf")).to(tl.float32)
     return tl.where(x == x, x, float("-inf"))
 
@@ -84,6 +83,32 @@ def candidate_scores(
     scores = read_logits(row_ptr, ids, valid, vocab, allowed_ptr, MASKED)
     end = end_score(row_ptr, eos_ptr, eos_count, vocab, allowed_ptr, MASKED, EOS)
     return tl.where(cids == size - 1, end, scores)
+
+
+@triton.jit
+def emitted_ids(cids, exact_ptr, piece_ptr):
+    """The id that a model emits for each candidate but END: its exact id, else its first piece; −1 without either."""
+    exact = tl.load(exact_ptr + cids, mask=cids >= 0, other=-1)
+    piece = tl.load(piece_ptr + cids, mask=(cids >= 0) & (exact < 0), other=-1)
+    return tl.where(exact >= 0, exact, piece)
+
+
+@triton.jit
+def is_allowed(ids, valid, allowed_ptr):
+    """Whether the mask allows each id; False where it is not valid."""
+    word = tl.load(allowed_ptr + ids // 32, mask=valid, other=0)
+    return valid & (((word >> (ids & 31)) & 1) != 0)
+
+
+@triton.jit
+def out_of_reach(cids, exact_ptr, piece_ptr, size, eos_ptr, eos_count, allowed_ptr, EOS: tl.constexpr):
+    """Whether the primary could emit each candidate (below `size`) only by an id that its mask bans."""
+    ids = emitted_ids(cids, exact_ptr, piece_ptr)
+    banned = (ids >= 0) & (is_allowed(ids, ids >= 0, allowed_ptr) == 0)
+    at = tl.arange(0, EOS)
+    eos = tl.load(eos_ptr + at, mask=at < eos_count, other=-1)
+    ends = tl.max(is_allowed(eos, eos >= 0, allowed_ptr).to(tl.int32), axis=0) != 0
+    return tl.where((cids == size - 1) & (eos_count > 0), ends == 0, banned)
 
 
 @triton.jit

@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from ensemble_decode.kernels.triton_ import launch
-from ensemble_decode.kernels.triton_.candidates import read_logits
+from ensemble_decode.kernels.triton_.candidates import out_of_reach, read_logits
 from ensemble_decode.kernels.triton_.fuse import ALMOST_ZERO, bounded, effective_weights, kl_terms
 
 SPAN = tl.constexpr(launch.CANDIDATE_CHUNK)
@@ -58,7 +58,18 @@ def _log_probs(rows, row, cids, tables, eos_counts, shifts_ptr, size, M: tl.cons
         own = tl.where(cids == size - 1, _log_sum(_log_p(end, top, log_sum)), own)
         result = tl.where((model == m)[:, None], own[None, :], result)
         known = known | (spelled & (ids >= 0)) | ((cids == size - 1) & (eos_counts[m] > 0))
-    return result, known
+    listed = tl.where(cids < size, cids, -1)
+    unreachable = out_of_reach(
+        listed,
+        tables.exact_id[0],
+        tables.piece_id[0],
+        size,
+        tables.eos_ids[0],
+        eos_counts[0],
+        rows.allowed[0] + row * rows.allowed_strides[0],
+        EOS,
+    )
+    return tl.where(unreachable[None, :], float("-inf"), result), known
 
 
 @triton.jit

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 import torch
 import triton
 import triton.language as tl
-from ensemble_decode.kernels.triton_.candidates import end_score, probability, read_logits, store_cids, union
+from ensemble_decode.kernels.triton_.candidates import (
+    emitted_ids,
+    end_score,
+    is_allowed,
+    out_of_reach,
+    probability,
+    read_logits,
+    store_cids,
+    union,
+)
 from ensemble_decode.kernels.triton_.fuse import fuse
 from ensemble_decode.kernels.triton_.launch import (
     FINISH_OPTIONS,
@@ -29,15 +38,14 @@ from torch import Tensor
 @triton.jit
 def emitted_id(choice, row_ptr, exact_ptr, piece_ptr, size, eos_ptr, eos_count, vocab, allowed_ptr, EOS: tl.constexpr):
     """The id that a model emits for a candidate: its exact id, else the first piece; for END its likeliest EOS id."""
-    exact = tl.load(exact_ptr + choice, mask=choice >= 0, other=-1)
-    piece = tl.load(piece_ptr + choice, mask=choice >= 0, other=-1)
-    ids = tl.where(exact >= 0, exact, piece)
+    ids = emitted_ids(choice, exact_ptr, piece_ptr)
     if (choice == size - 1) & (eos_count > 0):
         at = tl.arange(0, EOS)
         eos = tl.load(eos_ptr + at, mask=at < eos_count, other=-1)
         x = read_logits(row_ptr, eos, at < eos_count, vocab, allowed_ptr, True)
-        best = tl.min(tl.where((x == tl.max(x, axis=0)) & (at < eos_count), at, EOS), axis=0)
-        ids = tl.load(eos_ptr + best)
+        allowed = is_allowed(eos, eos >= 0, allowed_ptr)
+        best = tl.min(tl.where((x == tl.max(x, axis=0)) & allowed, at, EOS), axis=0)
+        ids = tl.load(eos_ptr + best, mask=best < EOS, other=-1)
     return ids
 
 
@@ -187,6 +195,18 @@ def fuse_step_kernel(
         end = end_score(row_ptr, tables.eos_ids[m], eos_counts[m], vocab[m], allowed_ptr, True, EOS)
         own = tl.where(cids == size - 1, end, own)
         scores = tl.where((model == m)[:, None], own[None, :], scores)
+
+    unreachable = out_of_reach(
+        cids,
+        tables.exact_id[0],
+        tables.piece_id[0],
+        size,
+        tables.eos_ids[0],
+        eos_counts[0],
+        allowed[0] + row * allowed_strides[0],
+        EOS,
+    )
+    scores = tl.where(unreachable[None, :], float("-inf"), scores)
 
     choice, ensembled, fused_flags = fuse(
         scores,

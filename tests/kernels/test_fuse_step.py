@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 
@@ -274,6 +275,69 @@ def test_case_6_step_equals_its_parts(implementation, device):
     torch.testing.assert_close(step.probs, fused.probs, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("which", ["primary", "others", "all"])
+@pytest.mark.parametrize(("operator", "implementation", "device"), TARGETS)
+def test_masked_steps_equal_brute_force(operator, implementation, device, which):
+    """Random masks of single rows on the primary alone, on the others alone, on all: greedy and sampled.
+
+    Whatever the method, the primary never writes an id that its mask bans.
+    """
+    ours, brute = OPERATIONS[operator]
+    steps, batch = (2, 2) if cases.slow(implementation, device) else (40, 5)
+    chosen = 0
+    for seed in range(steps):
+        rng = np.random.default_rng([seed, 77])
+        vocab = cases.random_vocab(rng, rng.integers(8, 40, size=2).tolist())
+        logits = random_logits(rng, vocab, batch)
+        rows = [random_settings(rng, 2) for _ in range(batch)]
+        k = int(rng.choice([3, 10]))
+        masked = {"primary": (True, False), "others": (False, True), "all": (True, True)}[which]
+        vocabs = []
+        for _ in range(batch):
+            banned = [
+                {i for i in range(len(model)) if masked[m] and rng.random() < 0.5}
+                for m, model in enumerate(vocab.models)
+            ]
+            vocabs.append(dataclasses.replace(vocab, banned=banned))
+        allowed = [cases.pack(torch.tensor([own.allowed(m) for own in vocabs])).to(device) for m in range(2)]
+        tensors = cases.vocab_tensors(vocab, device)._replace(allowed=allowed)
+        for more in ({}, {"temperature": 1.0, "seed": seed, "row": list(range(batch))}):
+            made = cases.settings_tensors(rows, device, **more)
+            got = ours(cases.on(logits, device), tensors, made, k, implementation=implementation)
+            for b, own in enumerate(vocabs):
+                if not more:
+                    values = [x[b].double().tolist() for x in logits]
+                    check(got, b, brute(own, values, rows[b], k), logits, own, operator == "fuse_step")
+                cid, written = got.cid[b].item(), got.primary_id[b].item()
+                assert written < 0 or own.allowed(0)[written]
+                assert cid < 0 or not got.ensembled[b] or own.reachable(cid)
+                chosen += written >= 0
+    assert chosen > steps * batch / 2
+
+
+@pytest.mark.parametrize(("implementation", "device"), cases.targets("fuse_step"))
+def test_a_candidate_whose_only_id_is_banned_has_probability_zero(implementation, device):
+    """Both models prefer "a", which the primary may not write: the choice is "b", by every method."""
+    vocab = oracle.Vocab([[b"a", b"b", None], [b"a", b"b", None]], [[2], [2]])
+    tensors = cases.vocab_tensors(vocab, device)
+    tensors = tensors._replace(allowed=[cases.pack(torch.tensor([[False, True, True]])).to(device), tensors.allowed[1]])
+    logits = [torch.tensor([[9.0, 1.0, 0.0]], device=device), torch.tensor([[9.0, 1.0, 0.0]], device=device)]
+    for operator in (kernels.fuse_step, kernels.fuse_full):
+        for fields in ({}, {"oov": "exclude"}, {"aggregate": "geometric"}, {"temperature": 1.0, "sample_top_k": 1}):
+            made = kernels.FuseSettings.make(1, 2, device, **fields)
+            got = operator(logits, tensors, made, 3, implementation=implementation)
+            assert (got.cid.item(), got.primary_id.item()) == (1, 1)
+            probs = dict(zip(got.cids[0].tolist(), got.probs[0].tolist(), strict=True))
+            assert probs.get(0, 0.0) == 0.0
+    # END, whose EOS ids are all banned, is as little in reach.
+    ends = [torch.tensor([[0.0, 1.0, 9.0]], device=device)] * 2
+    masks = [cases.pack(torch.tensor([[True, True, False]])).to(device), tensors.allowed[1]]
+    for operator in (kernels.fuse_step, kernels.fuse_full):
+        made = kernels.FuseSettings.make(1, 2, device)
+        got = operator(ends, tensors._replace(allowed=masks), made, 3, implementation=implementation)
+        assert (got.cid.item(), got.primary_id.item()) == (1, 1)
+
+
 @pytest.mark.parametrize(("operator", "implementation", "device"), TARGETS)
 def test_a_grammar_masks_rows_apart(operator, implementation, device):
     """`allowed` with one row per row of the batch equals running each row with its own mask."""
@@ -287,8 +351,12 @@ def test_a_grammar_masks_rows_apart(operator, implementation, device):
     settings_ = kernels.FuseSettings(*(f.to(device) for f in settings_))
     logits = cases.on(logits, device)
     got = ours(logits, tensors._replace(allowed=packed), settings_, 5, implementation=implementation)
-    banned = [torch.where(m.to(device), x, -math.inf) for m, x in zip(masks, logits, strict=True)]
-    cases.assert_equal(got, ours(banned, tensors, settings_, 5, implementation=implementation))
+    per_model = {"kl", "top_cid", "top_prob", "logsumexp", "model_entropy"}
+    for b in range(4):
+        own = tensors._replace(allowed=[mask[b : b + 1] for mask in packed])
+        alone = ours([x[b : b + 1] for x in logits], own, settings_.rows([b]), 5, implementation=implementation)
+        part = [f[:, [b]] if name in per_model else f[[b]] for name, f in zip(got._fields, got, strict=True)]
+        cases.assert_equal(alone, kernels.FuseStep(*part))
 
 
 def test_full_works_in_blocks_of_rows(monkeypatch):

@@ -82,6 +82,8 @@ class Vocab:
     eos: list[list[int]]
     pieces: list[dict[bytes, int]] = field(default_factory=list)
     """Per model the first piece of byte strings that it has no id for."""
+    banned: list[set[int]] = field(default_factory=list)
+    """Per model the ids that a grammar bans in this row; none where the list is shorter."""
 
     def __post_init__(self) -> None:
         spelled = {b for model in self.models for b in model if b}
@@ -113,8 +115,15 @@ class Vocab:
         return max(fits, key=lambda i: (len(self.models[m][i] or b""), -i), default=-1)
 
     def allowed(self, m: int) -> list[bool]:
-        """Ids with bytes and EOS ids."""
-        return [bool(b) or i in self.eos[m] for i, b in enumerate(self.models[m])]
+        """Ids with bytes and EOS ids, without those that a grammar bans."""
+        banned = self.banned[m] if m < len(self.banned) else set()
+        return [(bool(b) or i in self.eos[m]) and i not in banned for i, b in enumerate(self.models[m])]
+
+    def reachable(self, cid: int) -> bool:
+        """Whether model 0 has an id that it may write for the candidate, or no id at all to be banned."""
+        writes = self.eos[0] if cid == self.end else [i for i in [self.piece(0, cid)] if i >= 0]
+        allowed = self.allowed(0)
+        return not writes or any(allowed[i] for i in writes)
 
 
 @dataclass
@@ -284,7 +293,8 @@ def primary_id(vocab: Vocab, rows: Sequence[Sequence[float]], decision: Decision
     if not decision.ensembled:
         return own_top(vocab, 0, rows[0])[0]
     if decision.cid == vocab.end:
-        return max(vocab.eos[0], key=lambda i: (x[i], -i), default=-1)
+        writable = [i for i in vocab.eos[0] if vocab.allowed(0)[i]]
+        return max(writable, key=lambda i: (x[i], -i), default=-1)
     return vocab.piece(0, decision.cid)
 
 
@@ -293,7 +303,10 @@ def step(vocab: Vocab, rows: Sequence[Sequence[float]], settings: Settings, k: i
     cleaned = [clean(row, vocab.allowed(m))[0] for m, row in enumerate(rows)]
     ids = [order(x)[: min(k, settings.top_k)] for x in cleaned]
     cids = union(vocab, ids)
-    scores = [[score(vocab, m, row, c, settings.oov) for c in cids] for m, row in enumerate(rows)]
+    scores = [
+        [score(vocab, m, row, c, settings.oov) if vocab.reachable(c) else -INF for c in cids]
+        for m, row in enumerate(rows)
+    ]
     lse = [logsumexp(x) for x in cleaned]
     q = np.stack([softmax(s) for s in scores])
     p = np.array([[probability(v, z) for v in s] for s, z in zip(scores, lse, strict=True)]).reshape(len(rows), -1)
@@ -312,6 +325,8 @@ def full(vocab: Vocab, rows: Sequence[Sequence[float]], settings: Settings, k: i
     q = np.zeros((len(rows), len(cids)))
     for m in range(len(rows)):
         for at, c in enumerate(cids):
+            if not vocab.reachable(c):
+                continue
             i = vocab.exact(m, c)
             q[m, at] = sum(own[m][e] for e in vocab.eos[m]) if c == vocab.end else own[m][i] if i >= 0 else 0.0
     _, top_cid, top_prob = own_top(vocab, 0, rows[0])
