@@ -16,29 +16,33 @@ from ensemble_decode.decode.prompts import prompt_ids
 from ensemble_decode.decode.requests import BatchRequest
 from ensemble_decode.ensemble import Ensemble
 from ensemble_decode.errors import InputError
+from ensemble_decode.harness import arguments
+from ensemble_decode.harness.arguments import NEW_TOKENS, generation, load_options, several
 from ensemble_decode.harness.likelihood import Scored, chain_method, score
-from ensemble_decode.methods import Single
-from ensemble_decode.methods.flags import METHOD_OPTIONS, build_method
-from ensemble_decode.sampling import Sampling
+from ensemble_decode.methods import Method, Single
+from ensemble_decode.methods.options import parse_method
 
 _log = logging.getLogger(__name__)
-
-_BATCH = 8  # for batch_size=auto
-_NEW_TOKENS = 256  # where a task does not say, as the harness's own models
-_METHOD_KEYS = {option.replace("-", "_") for taken in METHOD_OPTIONS.values() for option in taken}
-_LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "seed")
 
 
 @register_model("ensemble_decode", "ensemble-decode")
 class EnsembleLM(TemplateLM):
-    """Several models as one: ``--model ensemble_decode --model_args models=A;B,method=safe,draft_length=5``.
+    """Several models as one: ``--model ensemble_decode --model_args "models=A;B,method=safe(draft_length=5)"``.
 
-    ``models``, ``weight``, ``device``, ``dtype``: one value, or several with semicolons between, or lists. ``method`` and its options: as
-    on the command line of ``ensemble-decode generate``, with underscores. ``join``: where the tokens of a context and its
-    continuation are parted; "harness": as the harness does it, by the number of tokens that the context has alone; "bytes": where
-    the continuation's bytes begin, whatever spans the join. ``ensemble``: one that is loaded already, in place of ``models``.
-    Raises ``InputError`` for an argument that is not known.
+    Args:
+        models: The models, ``;`` between them, or a list; the first is the primary.
+        method: Which method decodes: text or a mapping as ``parse_method`` takes it, or a ``Method``.
+        join: Where the tokens of a context and its continuation are parted. ``harness``: as the harness does it, by the
+            number of tokens that the context has alone. ``bytes``: where the continuation's bytes begin, whatever token
+            spans the join.
+        batch_size: Rows at once: a positive number or ``auto``.
+        max_batch_size: The most that ``auto`` may be.
+        ensemble: An ensemble that is loaded already, in place of ``models``.
+        **options: What ``Ensemble.load`` takes beside the models. ``device``, ``dtype``, ``revision`` and ``weight`` are one
+            for all or one per model with ``;`` between.
+
+    Raises:
+        InputError: An argument is not known or does not fit.
     """
 
     backend = "causal"
@@ -46,43 +50,42 @@ class EnsembleLM(TemplateLM):
     def __init__(
         self,
         models: str | Sequence[str] | None = None,
-        method: str = "unite",
+        method: str | Mapping[str, Any] | Method = "unite",
         *,
-        weight: Any = None,
-        device: Any = None,
-        dtype: Any = "auto",
+        join: str = "harness",
         batch_size: int | str = 1,
         max_batch_size: int | None = None,
-        join: str = "harness",
         ensemble: Ensemble | None = None,
         **options: Any,
     ) -> None:
         super().__init__()
-        unknown = sorted(set(options) - _METHOD_KEYS)
-        if unknown:
-            raise InputError(
-                f"model_args: {', '.join(unknown)} is not known; of methods there are {', '.join(sorted(_METHOD_KEYS))}"
-            )
+        load = load_options(options)
         if join not in ("harness", "bytes"):
             raise InputError(f"model_args: join must be harness or bytes, got {join!r}")
-        self.method = build_method(method, {key.replace("_", "-"): value for key, value in options.items()})
+        self.method = method if isinstance(method, Method) else parse_method(method)
         if (models is None) == (ensemble is None):
             raise InputError("model_args: give models, such as models=demo:smollm2;demo:gemma3")
-        if ensemble is None:
-            numbers = _several(weight)
-            ensemble = Ensemble.load(
-                _several(models) or (),
-                device=_one_or_several(device or "auto"),
-                dtype=_one_or_several(dtype),
-                weight=None if numbers is None else [float(w) for w in numbers],
-            )
-        self.ensemble = ensemble
+        if ensemble is not None and load:
+            raise InputError(f"{', '.join(sorted(load))}: the ensemble given is loaded already")
+        self.ensemble = Ensemble.load(several(models), **load) if ensemble is None else ensemble
         self.join = join
-        self.batch = _batch_size(batch_size, max_batch_size)
+        self.batch = arguments.batch_size(batch_size, max_batch_size)
         self._primary = self.method.primary
-        self._device = ensemble.runners[self._primary].device
-        self.tokenizer = ensemble.tokenizers[self._primary]
-        self._vocab = ensemble.vocab.models[self._primary]
+        self._device = self.ensemble.runners[self._primary].device
+        self.tokenizer = self.ensemble.tokenizers[self._primary]
+        self._vocab = self.ensemble.vocab.models[self._primary]
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> EnsembleLM:
+        """From ``--model_args`` as one text; the harness's own would cut a method's options at their commas."""
+        return cls.create_from_arg_obj(arguments.model_args(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> EnsembleLM:
+        """From ``--model_args`` as a mapping, beside the harness's own ``--device`` and ``--batch_size``."""
+        return cls(**arguments.with_the_harness_own(arg_dict, additional_config))
 
     # -- what the harness asks of a model ------------------------------------------------------------------------------
 
@@ -100,7 +103,7 @@ class EnsembleLM(TemplateLM):
 
     @property
     def max_gen_toks(self) -> int:
-        return _NEW_TOKENS
+        return NEW_TOKENS
 
     @property
     def batch_size(self) -> int:
@@ -226,42 +229,28 @@ class EnsembleLM(TemplateLM):
     # -- generation ----------------------------------------------------------------------------------------------------
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Texts up to each request's own stop strings; all requests share the decoder's batch."""
+        """Texts up to each request's own stop strings; all requests share the decoder's batch.
+
+        Raises:
+            InputError: A setting does not fit, or no request at all can be run.
+        """
         asked = [self._request(i, *request.args) for i, request in enumerate(requests)]
-        results = [""] * len(requests)
+        results, failed = [""] * len(requests), list[str]()
         run = self.ensemble.generate_batch(
-            asked, method=self.method, max_new_tokens=_NEW_TOKENS, batch_size=self.batch, order="finished"
+            asked, method=self.method, max_new_tokens=NEW_TOKENS, batch_size=self.batch, order="finished"
         )
         for done in tqdm(run, total=len(asked), disable=disable_tqdm, desc="Running generate_until requests"):
             if done.completion.error is not None:
                 _log.warning("request %d gives no text: %s", done.index, done.completion.error)
+                failed.append(done.completion.error)
             results[done.index] = done.completion.text
             self.cache_hook.add_partial("generate_until", requests[done.index].args, done.completion.text)
+        if failed and len(failed) == len(requests):
+            raise InputError(f"none of {len(requests)} requests gives a text; the first: {failed[0]}")
         return results
 
     def _request(self, number: int, context: str, kwargs: Mapping[str, Any]) -> BatchRequest:
-        options = dict(kwargs)
-        until = options.pop("until", None) or []
-        lengths = [value for key in _LENGTH_KEYS if (value := options.pop(key, None)) is not None]
-        sampled = options.pop("do_sample", None)
-        given = {key: options.pop(key) for key in _SAMPLING_KEYS if key in options}
-        if options:
-            raise InputError(f"generation_kwargs: {', '.join(sorted(options))} is not known here")
-        temperature = given.pop("temperature", None)
-        if sampled is None:
-            sampled = bool(temperature)
-        if sampled:
-            # the harness's other models take 1 where a task samples and says no temperature
-            sampling = Sampling(temperature=1.0 if temperature is None else float(temperature), **given)
-        else:
-            sampling = Sampling()
-        return BatchRequest(
-            context,
-            max_new_tokens=int(lengths[0]) if lengths else _NEW_TOKENS,
-            stop=[until] if isinstance(until, str) else [stop for stop in until if stop],
-            sampling=sampling,
-            row_id=number,
-        )
+        return BatchRequest(context, row_id=number, **generation(kwargs))
 
 
 def _prefix(tokenizer: Any) -> int:
@@ -276,27 +265,3 @@ def _whole_characters(data: bytes) -> tuple[str, bytes]:
         except UnicodeDecodeError:
             continue
     return "", data
-
-
-def _several(value: Any) -> list[Any] | None:
-    """``A;B`` as a list."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(";") if part.strip()]
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _one_or_several(value: Any) -> Any:
-    if isinstance(value, str) and ";" in value:
-        return _several(value)
-    return value
-
-
-def _batch_size(value: int | str, most: int | None) -> int:
-    text = str(value)
-    if text.startswith("auto"):
-        return _BATCH if most is None else min(_BATCH, int(most))
-    if not text.isdigit() or int(text) < 1:
-        raise InputError(f"batch_size must be a positive integer or auto, got {value!r}")
-    return int(text)

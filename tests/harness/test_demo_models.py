@@ -53,7 +53,7 @@ def test_single_is_the_harness_own_model_at_every_batch(lm_eval, spec):
 
 def test_requests_of_an_ensemble_stop_at_their_own_strings_at_every_batch(lm_eval, documents):
     """Two tasks with different stops and lengths are run in one call; each text is that of its prompt alone."""
-    args = "models=demo:smollm2;demo:gemma3,method=safe,draft_length=5,dtype=float32"
+    args = "models=demo:smollm2;demo:gemma3,method=safe(draft_length=5),dtype=float32"
     runs = [
         lm_eval("--model", "ensemble_decode", "--model_args", args, *TASKS, "--batch_size", batch)
         for batch in ("1", "4")

@@ -124,9 +124,9 @@ def test_an_ensembles_chain_is_that_written_out(together, method):
 
 def test_safe_takes_the_chain_of_its_base_whatever_the_batch(together):
     requests = instances("loglikelihood", [*PAIRS, *SPANNING, ("The", SPECIAL)])
-    wanted = EnsembleLM(ensemble=together, method="unite", top_k=7).loglikelihood(requests, disable_tqdm=True)
+    wanted = EnsembleLM(ensemble=together, method="unite(top_k=7)").loglikelihood(requests, disable_tqdm=True)
     for batch in (1, 4):
-        lm = EnsembleLM(ensemble=together, method="safe", top_k=7, batch_size=batch)
+        lm = EnsembleLM(ensemble=together, method="safe(base=unite(top_k=7))", batch_size=batch)
         got = lm.loglikelihood(requests, disable_tqdm=True)
         assert [g for _, g in got] == [g for _, g in wanted]
         np.testing.assert_allclose([v for v, _ in got], [v for v, _ in wanted], atol=1e-4)
@@ -155,12 +155,12 @@ def test_twins_and_weights_give_the_single_models_numbers(folders):
     one = str(folders / "llama3")
     single = ed.Ensemble.load([one], dtype="float32", cache_dir=None)
     requests = instances("loglikelihood", PAIRS)
-    alone = EnsembleLM(ensemble=single, method="gac", threshold=1.0, join="bytes").loglikelihood(
+    alone = EnsembleLM(ensemble=single, method="gac(threshold=1.0)", join="bytes").loglikelihood(
         requests, disable_tqdm=True
     )
-    twins = EnsembleLM(models=f"{one};{one}", method="gac", threshold=1.0, dtype="float32", join="bytes")
+    twins = EnsembleLM(models=f"{one};{one}", method="gac(threshold=1.0)", dtype="float32", join="bytes")
     weighted = EnsembleLM(
-        models=[one, str(folders / "gpt2")], method="gac", threshold=1.0, weight="1;0", dtype="float32", join="bytes"
+        models=[one, str(folders / "gpt2")], method="gac(threshold=1.0)", weight="1;0", dtype="float32", join="bytes"
     )
     for lm in (twins, weighted):
         got = lm.loglikelihood(requests, disable_tqdm=True)
@@ -214,13 +214,12 @@ def test_stops_and_lengths_are_each_requests_own(together):
     assert " " not in got[1]
 
 
-def test_sampling_settings_reach_the_decoder(together):
+def test_requests_none_of_which_can_be_run_are_an_error(together):
     lm = EnsembleLM(ensemble=together, method="unite")
-    asked = lm._request(3, "x", {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "until": "a", "max_gen_toks": 5})
-    assert asked.sampling == ed.Sampling(temperature=0.7, top_p=0.9)
-    assert (asked.stop, asked.max_new_tokens, asked.row_id) == (["a"], 5, 3)
-    assert lm._request(0, "x", {"do_sample": True}).sampling.temperature == 1.0
-    assert lm._request(0, "x", {"do_sample": False, "temperature": 0.7}).sampling.greedy
+    with pytest.raises(InputError, match="none of 2 requests"):
+        lm.generate_until(instances("generate_until", [("word " * 400, {})] * 2), disable_tqdm=True)
+    with pytest.raises(InputError, match="max_new_tokens"):
+        lm.generate_until(instances("generate_until", [("x", {"max_gen_toks": 0})]), disable_tqdm=True)
 
 
 def test_what_cannot_be_is_refused_by_name(folders, together):
@@ -229,7 +228,11 @@ def test_what_cannot_be_is_refused_by_name(folders, together):
         ({"models": one, "drafts": 3}, "drafts"),
         ({"models": one, "join": "tokens"}, "join"),
         ({}, "models"),
-        ({"models": one, "method": "unite", "threshold": 0.5}, "threshold"),
+        ({"models": one, "method": "unite(threshold=0.5)"}, "threshold"),
+        ({"models": one, "draft_length": 3}, r"method=safe\(draft_length=5\)"),
+        ({"pretrained": one}, "models="),
+        ({"models": one, "weight": "heavy"}, "weight"),
+        ({"ensemble": together, "dtype": "float32"}, "loaded already"),
         ({"models": one, "batch_size": "many"}, "batch_size"),
     ):
         with pytest.raises(InputError, match=word):
@@ -238,7 +241,7 @@ def test_what_cannot_be_is_refused_by_name(folders, together):
     with pytest.raises(InputError, match="SpecFuse"):
         lm.loglikelihood(instances("loglikelihood", PAIRS[:1]), disable_tqdm=True)
     with pytest.raises(InputError, match="geometric"):
-        EnsembleLM(ensemble=together, method="unite", aggregate="geometric", oov="exclude").loglikelihood(
+        EnsembleLM(ensemble=together, method="unite(aggregate=geometric, oov=exclude)").loglikelihood(
             instances("loglikelihood", PAIRS[:1]), disable_tqdm=True
         )
     with pytest.raises(InputError, match="beams"):
@@ -289,7 +292,7 @@ def test_its_command_line_runs_local_tasks_and_determine_reads_what_it_leaves(lm
         ]
     both, samples_both = lm_eval(
         "--model", "ensemble_decode", "--model_args",
-        f"models={folders / 'gpt2'};{folders / 'llama3'},method=safe,draft_length=3,dtype=float32", *pick, "--batch_size", "4",
+        f"models={folders / 'gpt2'};{folders / 'llama3'},method=safe(draft_length=3),dtype=float32", *pick, "--batch_size", "4",
     )  # fmt: skip
     assert 0 <= both["local_pick"]["acc,none"] <= 1
     assert all("e" not in line["resps"][0][0] for line in lines(samples_both["local_write"]))
@@ -319,6 +322,36 @@ def test_simple_evaluate_finds_the_model(folders, tasks, monkeypatch, tmp_path):
         tasks=["local_pick"],
         task_manager=TaskManager(include_path=str(tasks)),
         batch_size=2,
+        bootstrap_iters=0,
+    )
+    assert 0 <= done["results"]["local_pick"]["acc,none"] <= 1
+
+
+def test_the_command_of_the_docs_runs_on_a_machine_without_cuda(lm_eval, folders):
+    """Without --device the harness passes cuda:0; options of the method stand in its parentheses."""
+    args = f"models={folders / 'gpt2'};{folders / 'gemma'},method=safe(draft_length=3,sharpen=geometric),dtype=float32"
+    results, samples = lm_eval(
+        "--model", "ensemble_decode", "--model_args", args, "--tasks", "local_write", "--batch_size", "2"
+    )
+    assert "local_write" in results
+    texts = [line["resps"][0][0] for line in lines(samples["local_write"])]
+    both = ed.Ensemble.load([str(folders / n) for n in ("gpt2", "gemma")], dtype="float32", cache_dir=None)
+    method = ed.SAFE(draft_length=3, sharpen=ed.Sharpen("geometric"))
+    prompts = [line["doc"]["question"] for line in lines(samples["local_write"])]
+    assert texts == [one.text for one in both.generate(prompts, method=method, max_new_tokens=12, stop=["e"])]
+
+
+def test_simple_evaluate_takes_model_args_as_one_text(folders, tasks, monkeypatch, tmp_path):
+    import lm_eval as harness
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    done = harness.simple_evaluate(
+        model="ensemble_decode",
+        model_args=f"models={folders / 'gpt2'};{folders / 'gemma'},method=safe(draft_length=3,sharpen=none),batch_size=2",
+        tasks=["local_pick"],
+        task_manager=TaskManager(include_path=str(tasks)),
+        device="cuda:0",
         bootstrap_iters=0,
     )
     assert 0 <= done["results"]["local_pick"]["acc,none"] <= 1
