@@ -38,3 +38,12 @@ def demo_oracle(demo_models):
     from support.oracle.model import Model, align
 
     return align([Model(*pair) for pair in demo_models])
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run a command line in this process: `code, out, err = run("generate", ...)`. Its cache folder is the test's own."""
+    from support.command_line import CommandLine
+
+    monkeypatch.setenv("ENSEMBLE_DECODE_HOME", str(tmp_path / "home"))
+    return CommandLine(monkeypatch, capsys)

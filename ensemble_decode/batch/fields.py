@@ -13,6 +13,7 @@ from ensemble_decode.decode.requests import BatchRequest, as_stops, check_max_ne
 from ensemble_decode.errors import EnsembleError, InputError
 from ensemble_decode.methods import Method
 from ensemble_decode.methods.flags import METHOD_OPTIONS, build_method
+from ensemble_decode.methods.options import parse_method
 from ensemble_decode.outputs import Completion, ErrorKind, Stats
 from ensemble_decode.sampling import Sampling
 
@@ -41,7 +42,7 @@ class Defaults:
     sampling: Sampling = field(default_factory=Sampling)
 
     def build(self) -> Method:
-        return build_method(self.method, dict(self.options or {}))
+        return build_method(self.method, dict(self.options)) if self.options else parse_method(self.method)
 
 
 def as_request(line: Line, defaults: Defaults) -> BatchRequest:
@@ -104,13 +105,13 @@ def _sampling(given: Mapping[str, Any], run: Sampling) -> Sampling | None:
 
 
 def _method(given: Mapping[str, Any], defaults: Defaults) -> Method | None:
+    if "method" not in given and "settings" not in given:
+        return None
     name, settings = given.get("method", defaults.method), given.get("settings", {})
     if not isinstance(name, str) or name not in METHOD_OPTIONS:
         raise BadField(f"'method' must be one of {', '.join(METHOD_OPTIONS)}, got {name!r}")
     if not isinstance(settings, dict):
         raise BadField(f"'settings' must be an object of the method's options, got {type(settings).__name__}")
-    if "method" not in given and not settings:
-        return None
     known = {option.replace("-", "_"): option for options in METHOD_OPTIONS.values() for option in options}
     for option in settings:
         if option not in known:

@@ -17,6 +17,7 @@ from ensemble_decode.ensemble import Ensemble
 from ensemble_decode.errors import InputError
 from ensemble_decode.members.transformers.loading import LoadedModel, load_all
 from ensemble_decode.methods import SAFE, GaC, Single, SpecFuse, UniTE
+from ensemble_decode.methods.options import describe, parse_method
 
 METHODS: dict[str, tuple[str, Callable[[], Any]]] = {
     "unite": ("UniTE", UniTE),
@@ -49,6 +50,9 @@ class Bench:
         if name in METHODS:
             label, make = METHODS[name]
             return [self._method(name, label, make())]
+        if name.startswith("{") or "(" in name:
+            method = parse_method(name)
+            return [self._method(name, describe(method), method)]
         if name not in BASELINES:
             raise InputError(f"bench: {name!r} is not known; there are single, {', '.join((*METHODS, *BASELINES))}")
         if not self.loaded:
@@ -63,7 +67,7 @@ class Bench:
 
 
 def load_bench(
-    models: Sequence[str], dtype: str, device: Sequence[str] | str = "auto", *, baselines: bool = True
+    models: Sequence[str], dtype: Sequence[str] | str, device: Sequence[str] | str = "auto", *, baselines: bool = True
 ) -> Bench:
     """Load the models for this package and, where ``baselines``, once more for those."""
     ensemble = load_endless(load_all(models, device=device, dtype=dtype), cache_dir="default")

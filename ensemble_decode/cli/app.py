@@ -1,4 +1,4 @@
-"""The command line: ``ensemble-decode generate | demo | models | info | bench``.
+"""The command line: ``ensemble-decode`` and its subcommands, one file each.
 
 Nothing here imports torch, so that ``--help`` and usage errors answer at once; each command imports what it runs.
 """
@@ -16,8 +16,11 @@ from ensemble_decode.cli.determine import determine
 from ensemble_decode.cli.generate import generate
 from ensemble_decode.cli.info import info
 from ensemble_decode.cli.lm_eval import lm_eval
+from ensemble_decode.cli.methods import methods
 from ensemble_decode.cli.models import models_app
+from ensemble_decode.cli.options import EXIT_CODES
 from ensemble_decode.cli.plan import plan
+from ensemble_decode.cli.streams import prepare_output
 from ensemble_decode.errors import EnsembleError, InputError
 from ensemble_decode.version import __version__
 
@@ -29,16 +32,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(generate)
-app.command()(batch)
-app.command()(plan)
-app.command()(demo)
-app.command()(determine)
+app.command(epilog=EXIT_CODES)(generate)
+app.command(epilog=EXIT_CODES)(batch)
+app.command(epilog=EXIT_CODES)(plan)
+app.command(epilog=EXIT_CODES)(demo)
+app.command(epilog=EXIT_CODES)(determine)
+app.command(epilog=EXIT_CODES)(methods)
 app.command(
     "lm-eval", add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True}
 )(lm_eval)
 app.add_typer(models_app, name="models")
-app.command()(info)
+app.command(epilog=EXIT_CODES)(info)
 app.add_typer(bench_app, name="bench")
 
 _debug = False
@@ -65,6 +69,7 @@ def main() -> None:
     """Run the command line. Exit codes: 0 done, 2 wrong usage or input, 1 anything that failed while running, 130 interrupted."""
     global _debug
     _debug = False
+    prepare_output()
     try:
         app()
     except KeyboardInterrupt:

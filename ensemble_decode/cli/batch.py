@@ -1,41 +1,44 @@
 """``ensemble-decode batch``: every line of a file through one or several models, into a file."""
 
-import inspect
-import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from ensemble_decode.cli.generate import generate
+from ensemble_decode.cli import loading, options
+from ensemble_decode.cli.streams import write_json
 from ensemble_decode.errors import InputError
-from ensemble_decode.methods.flags import METHOD_OPTIONS
 
-_MODELS = ("model", "weight", "device", "dtype", "attention")
-_METHOD = tuple(dict.fromkeys(option.replace("-", "_") for options in METHOD_OPTIONS.values() for option in options))
-_SAMPLING = ("temperature", "top_p", "sample_top_k", "min_p", "seed")
-_SHARED = (*_MODELS, "method", *_METHOD, *_SAMPLING, "max_new_tokens", "stop")
-_OUTPUT, _SPEED, _RAY = "Output", "Speed and memory", "Many machines"
+_OUTPUT, _SPEED, _RAY = "Output", "Speed", "Many machines"
 
 
-def _with_options_of_generate(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command that takes ``**shared`` the options that ``generate`` has under the names in ``_SHARED``."""
-    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    shared = [inspect.signature(generate).parameters[name] for name in _SHARED]
-    asked = [p for p in own if p.default is inspect.Parameter.empty]
-    given = [p for p in own if p.default is not inspect.Parameter.empty]
-    together = [*asked, *shared, *given]
-    command.__signature__ = inspect.Signature(together)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in together} | {"return": None}
-    return command
-
-
-@_with_options_of_generate
 def batch(
     input: Annotated[Path, typer.Argument(help="Lines with 'prompt' or 'messages': .jsonl, .jsonl.gz or .parquet.")],
     output: Annotated[Path, typer.Argument(help="Where the results go: .jsonl, .jsonl.gz or .parquet.")],
+    model: loading.Models = None,
+    weight: loading.Weights = None,
+    device: loading.Devices = None,
+    dtype: loading.Dtypes = None,
+    revision: loading.Revisions = None,
+    memory: loading.Memory = None,
+    attention: loading.Attention = "auto",
+    compile: loading.Compile = False,
+    graphs: loading.Graphs = False,
+    chunk_tokens: loading.ChunkTokens = 2048,
+    few_rows: loading.FewRows = "auto",
+    trust_remote_code: loading.TrustRemoteCode = False,
+    model_args: loading.ModelArgs = None,
+    method: options.MethodText = "unite",
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = None,
+    max_new_tokens: options.MaxNewTokens = 128,
+    stop: options.Stop = None,
+    system_role: options.SystemRole = "error",
+    no_template: options.NoTemplate = False,
     order: Annotated[str, typer.Option(help="input, or finished: as rows end.", rich_help_panel=_OUTPUT)] = "input",
     ids: Annotated[bool, typer.Option("--ids", help="Write token_ids too.", rich_help_panel=_OUTPUT)] = False,
     strict: Annotated[
@@ -48,22 +51,9 @@ def batch(
         bool, typer.Option("--json", help="The summary as one JSON object.", rich_help_panel=_OUTPUT)
     ] = False,
     batch_size: Annotated[int, typer.Option(help="Rows at a time, at most.", rich_help_panel=_SPEED)] = 32,
-    memory: Annotated[
-        str | None,
-        typer.Option(
-            help="What all KV caches may take: 8GiB, or a share of what is free, as 50%. Default: 80% of a GPU, 50% of the host.",
-            rich_help_panel=_SPEED,
-        ),
-    ] = None,
     prefill_tokens: Annotated[
         int, typer.Option(help="Prompt tokens read in one round, at most.", rich_help_panel=_SPEED)
     ] = 2048,
-    chat: Annotated[
-        str, typer.Option(help="Messages through each model's 'template', or 'plain'.", rich_help_panel=_OUTPUT)
-    ] = "template",
-    system: Annotated[
-        str, typer.Option(help="A system message that a template refuses: 'error' or 'merge'.", rich_help_panel=_OUTPUT)
-    ] = "error",
     engine: Annotated[str, typer.Option(help="local or ray.", rich_help_panel=_RAY)] = "local",
     address: Annotated[
         str | None,
@@ -74,53 +64,38 @@ def batch(
     workers: Annotated[int, typer.Option(help="ray: actors, each with all models.", rich_help_panel=_RAY)] = 1,
     worker_cpus: Annotated[float, typer.Option(help="ray: CPUs of each actor.", rich_help_panel=_RAY)] = 1.0,
     worker_gpus: Annotated[float, typer.Option(help="ray: GPUs of each actor.", rich_help_panel=_RAY)] = 0.0,
-    **shared: Any,
 ) -> None:
     """Complete every line of a file; killed or stopped, the same command goes on where it was."""
-    specs = shared["model"]
-    if not specs:
-        raise InputError("no model given; give at least one --model, such as --model demo:smollm2")
-    if engine not in ("local", "ray"):
-        raise InputError(f"--engine {engine!r}: there are local, ray")
+    # the memory is the batch's: without one, 80 % of a GPU and 50 % of the host
+    asked = loading.Loading(
+        model, weight, device, dtype, revision, None, attention, compile, graphs, chunk_tokens, few_rows,
+        trust_remote_code, model_args,
+    )  # fmt: skip
+    specs = asked.require_models()
+    options.check_one_of("--engine", engine, ("local", "ray"))
+    options.check_one_of("--order", order, ("input", "finished"))
+    options.check_one_of("--system-role", system_role, ("error", "merge"))
     if engine == "local" and (address is not None or workers != 1 or worker_cpus != 1 or worker_gpus):
         raise InputError("--address, --workers, --worker-cpus and --worker-gpus are options of --engine ray")
-    if order not in ("input", "finished"):
-        raise InputError(f"--order {order!r}: there are input, finished")
-    if chat not in ("template", "plain") or system not in ("error", "merge"):
-        raise InputError(f"--chat is template or plain, --system error or merge; got {chat!r} and {system!r}")
-    options = {name.replace("_", "-"): shared[name] for name in _METHOD if shared[name] is not None}
-    if "literal" in options:
-        options["literal"] = tuple(options["literal"])
 
     from ensemble_decode.batch.fields import Defaults
     from ensemble_decode.batch.job import Job, run_local
     from ensemble_decode.batch.progress import BarWatcher, LogWatcher
-    from ensemble_decode.cli.support import load_ensemble
     from ensemble_decode.members.memory import parse_memory
+    from ensemble_decode.methods.options import describe, parse_method
     from ensemble_decode.sampling import Sampling
 
-    sampling = Sampling(
-        temperature=shared["temperature"],
-        top_p=shared["top_p"],
-        top_k=shared["sample_top_k"],
-        min_p=shared["min_p"],
-        seed=shared["seed"],
-    )
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
     job = Job(
         input=input,
         output=output,
         models=specs,
-        load={
-            "device": shared["device"] or "auto",
-            "dtype": shared["dtype"] or "auto",
-            "weight": shared["weight"] or None,
-            "attention": shared["attention"],
-        },
-        defaults=Defaults(shared["method"], options, sampling),
-        max_new_tokens=shared["max_new_tokens"],
-        stop=shared["stop"] or (),
-        chat=chat,
-        system=system,
+        load=asked.arguments(),
+        defaults=Defaults(describe(parse_method(method)), None, sampling),
+        max_new_tokens=max_new_tokens,
+        stop=stop or (),
+        chat="plain" if no_template else "template",
+        system=system_role,
         order=order,  # type: ignore[arg-type]
         ids=ids,
         strict=strict,
@@ -136,9 +111,8 @@ def batch(
 
             summary = run_ray(job, watcher, Workers(workers, worker_cpus, worker_gpus), address)
         else:
-            summary = run_local(job, lambda: load_ensemble(specs, console, **job.load), watcher)
-    out = Console()
+            summary = run_local(job, lambda: asked.load(console), watcher)
     if as_json:
-        out.file.write(json.dumps(summary.as_dict(), ensure_ascii=False) + "\n")
+        write_json(summary.as_dict())
     else:
-        out.file.write("\n".join(summary.lines()) + "\n")
+        typer.echo("\n".join(summary.lines()))

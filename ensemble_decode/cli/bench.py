@@ -7,42 +7,44 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from ensemble_decode.cli import loading
+from ensemble_decode.cli.options import EXIT_CODES
 from ensemble_decode.errors import InputError
-from ensemble_decode.members.transformers.remarks import quiet_libraries
 
 if TYPE_CHECKING:
     from ensemble_decode.bench.record import Record
     from ensemble_decode.bench.tables import Table
 
 bench_app = typer.Typer(
-    help="Measure what ensembling costs per token, against each model alone and against other ways."
+    help="Measure what ensembling costs per token, against each model alone and against other ways.", epilog=EXIT_CODES
 )
 
 _CONFIGURATIONS = (
-    "single, unite, gac, safe, safe-auto, specfuse, specfuse-all; baselines: generate, assisted, dictionary, segments"
+    "single, unite, gac, safe, safe-auto, specfuse, specfuse-all, or a method with its options; baselines: generate, "
+    "assisted, dictionary, segments"
 )
 DEMO = ["demo:smollm2", "demo:gemma3"]
 
-Models = Annotated[
-    list[str] | None,
-    typer.Option("--model", "-m", help=f"As for generate; the first is the primary. Default: {', '.join(DEMO)}."),
-]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
-DeviceOption = Annotated[list[str] | None, typer.Option(help="auto, cpu, cuda:0, ...: one for all or one per model.")]
-Threads = Annotated[int | None, typer.Option(help="torch threads of every configuration.")]
+Threads = Annotated[int | None, typer.Option(help="Threads of torch, for every configuration.")]
 
 
 @bench_app.callback(invoke_without_command=True)
 def bench(
     context: typer.Context,
-    model: Models = None,
-    dtype: Dtype = "auto",
-    device: DeviceOption = None,
+    model: loading.Models = None,
+    device: loading.Devices = None,
+    dtype: loading.Dtypes = None,
     threads: Threads = None,
-    run: Annotated[list[str] | None, typer.Option("--run", "-r", help=f"Configurations: {_CONFIGURATIONS}.")] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Batch sizes. Default: 1.")] = None,
-    prompt_tokens: Annotated[list[int] | None, typer.Option(help="Prompt lengths. Default: 32.")] = None,
-    tokens: Annotated[list[int] | None, typer.Option("--tokens", "-n", help="Output lengths. Default: 64.")] = None,
+    run: Annotated[
+        list[str] | None, typer.Option("--run", "-r", help=f"A configuration: {_CONFIGURATIONS}. Repeat for several.")
+    ] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Batch size. Repeat for several. Default: 1.")] = None,
+    prompt_tokens: Annotated[
+        list[int] | None, typer.Option(help="Prompt length. Repeat for several. Default: 32.")
+    ] = None,
+    tokens: Annotated[
+        list[int] | None, typer.Option("--tokens", "-n", help="Output length. Repeat for several. Default: 64.")
+    ] = None,
     rounds: Annotated[int, typer.Option(help="Rounds; configurations alternate within each.")] = 5,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the record of the run.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for plots (PNG); needs the extra plot.")] = None,
@@ -50,7 +52,8 @@ def bench(
 ) -> None:
     """Measure configurations in turn, in one process, and report medians with their quartiles.
 
-    Texts have no end here: every configuration writes as many tokens as it is asked for. Runs are never compared with each other.
+    The models are demo:smollm2 and demo:gemma3 where none is given. Texts have no end here: every configuration writes as many
+    tokens as it is asked for. Runs are never compared with each other.
     """
     if context.invoked_subcommand is not None:
         return
@@ -65,6 +68,7 @@ def bench(
             raise InputError(f"bench: --{name} must be at least 1, got {min(values)}")
     from ensemble_decode.bench.setup import dtype_of, load_bench, set_threads
     from ensemble_decode.bench.suites import measure_into
+    from ensemble_decode.members.transformers.remarks import quiet_libraries
 
     if plots or html:
         _plotting()
@@ -73,7 +77,7 @@ def bench(
     set_threads(threads)
     names = run or ["single", "unite", "gac", "safe", "specfuse", "generate", "assisted", "dictionary", "segments"]
     baselines = any(name in ("generate", "assisted", "dictionary", "segments") for name in names)
-    made = load_bench(model or DEMO, dtype, device or "auto", baselines=baselines)
+    made = load_bench(model or DEMO, dtype or "auto", device or "auto", baselines=baselines)
     record = _begin(made, dtype_of(made.ensemble))
     measure_into(
         record,
@@ -92,7 +96,7 @@ def bench(
     _draw(record, plots, html)
 
 
-@bench_app.command("report")
+@bench_app.command("report", epilog=EXIT_CODES)
 def report(
     files: Annotated[list[Path], typer.Argument(help="Records of one run, as --json wrote them.")],
     plots: Annotated[Path | None, typer.Option(help="Folder for plots (PNG).")] = None,
@@ -163,34 +167,33 @@ def _draw(record: "Record", plots: Path | None, html: Path | None) -> None:
         write_html(record, html)
 
 
-@bench_app.command("quality")
+@bench_app.command("quality", epilog=EXIT_CODES)
 def quality(
-    model: Models = None,
-    dtype: Dtype = "auto",
-    device: DeviceOption = None,
+    model: loading.Models = None,
+    device: loading.Devices = None,
+    dtype: loading.Dtypes = None,
     threads: Threads = None,
     questions: Annotated[int, typer.Option(help="Questions of each kind.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of the questions.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the questions.")] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the answers and the bits.")] = None,
 ) -> None:
-    """Exact match on generated questions and perplexity of held-out text: every single model beside every method."""
+    """Measure exact match on generated questions and perplexity of held-out text, for every model and method."""
     if questions < 1:
         raise InputError(f"bench quality: --questions must be at least 1, got {questions}")
     import json
 
     from ensemble_decode.bench.quality import evaluate, quality_tables
     from ensemble_decode.bench.setup import held_out, set_threads
-    from ensemble_decode.cli.support import load_ensemble
 
     set_threads(threads)
-    ensemble = load_ensemble(model or DEMO, Console(stderr=True), dtype=dtype, device=device or "auto")
+    ensemble = loading.Loading(model or DEMO, device=device, dtype=dtype).load(Console(stderr=True))
     found = evaluate(ensemble, held_out(), questions=questions, seed=seed)
     if json_file is not None:
         json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print_tables(quality_tables(found))
 
 
-@bench_app.command("predict")
+@bench_app.command("predict", epilog=EXIT_CODES)
 def predict(
     batch: Annotated[int, typer.Option(help="Rows.")] = 1,
     prompt_tokens: Annotated[int, typer.Option(help="Prompt length.")] = 512,

@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ensemble_decode.cli.support import load_ensemble, writer
+from ensemble_decode.cli import loading, options
+from ensemble_decode.cli.streams import writer
 
 if TYPE_CHECKING:
     from ensemble_decode.ensemble import Ensemble
@@ -20,14 +21,15 @@ PROMPT = "The three most important things to know about the history of printing 
 
 def demo(
     prompt: Annotated[str, typer.Argument(help="The text to continue.")] = PROMPT,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Of the primary.")] = 96,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    max_new_tokens: options.MaxNewTokens = 96,
+    device: loading.Devices = None,
+    dtype: loading.Dtypes = None,
 ) -> None:
     """Fetch the demo models, continue a prompt with both of them (UniTE), and compare with each alone."""
     began = time.perf_counter()
     screen, out = Console(stderr=True), Console()
     specs = ["demo:smollm2", "demo:gemma3"]
-    ensemble = load_ensemble(specs, screen, dtype=dtype)
+    ensemble = loading.Loading(specs, device=device, dtype=dtype).load(screen)
     from ensemble_decode.methods import Single, UniTE
 
     out.print(f"Ready in {time.perf_counter() - began:.1f} s: {' and '.join(specs)}, UniTE.", highlight=False)

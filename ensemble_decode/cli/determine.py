@@ -1,23 +1,26 @@
 """``ensemble-decode determine``: which models are worth combining, and how."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from ensemble_decode.cli import loading, options
 from ensemble_decode.errors import InputError
-from ensemble_decode.members.transformers.remarks import quiet_libraries
 
-_INPUT, _GENERATION, _FIGURES, _RULES, _OUTPUT = "Input", "Generation", "Figures", "Rules", "Output"
+if TYPE_CHECKING:
+    from ensemble_decode.determination import Rules
+
+_INPUT, _GENERATION, _FIGURES, _OUTPUT = "Input", "Generation", "Figures", "Output"
+RULES = "max_gap, gap, max_length_ratio, min_room, short_words, near_equal, open_ended, max_models"
 
 
 def determine(
-    model: Annotated[
-        list[str] | None,
-        typer.Option("--model", "-m", help="A candidate, as for generate. Repeat for several.", rich_help_panel=_INPUT),
-    ] = None,
+    model: loading.Models = None,
+    device: loading.Devices = None,
+    dtype: loading.Dtypes = None,
     demo: Annotated[
         bool,
         typer.Option(
@@ -33,17 +36,21 @@ def determine(
     grader: Annotated[
         str,
         typer.Option(
-            help="Of lines without one: exact, numeric, numeric:first, choice, regex, or package.module:function.",
+            help="For lines without one: exact, numeric, numeric:first, choice, regex, or package.module:function.",
             rich_help_panel=_INPUT,
         ),
     ] = "exact",
     generations: Annotated[
         list[str] | None,
-        typer.Option(help="MODEL=FILE: saved responses, JSON lines with id and text.", rich_help_panel=_INPUT),
+        typer.Option(
+            metavar="MODEL=FILE", help="Saved responses: JSON lines with id and text.", rich_help_panel=_INPUT
+        ),
     ] = None,
     harness: Annotated[
         list[str] | None,
-        typer.Option(help="MODEL=FILE: samples of lm_eval --log_samples, in place of --data.", rich_help_panel=_INPUT),
+        typer.Option(
+            metavar="MODEL=FILE", help="Samples of lm_eval --log_samples, in place of --data.", rich_help_panel=_INPUT
+        ),
     ] = None,
     harness_metric: Annotated[
         str | None, typer.Option(help="Which metric is the score. Default: the first.", rich_help_panel=_INPUT)
@@ -51,70 +58,59 @@ def determine(
     harness_filter: Annotated[
         str | None, typer.Option(help="Which filter's responses count, of several.", rich_help_panel=_INPUT)
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The first so many items.", rich_help_panel=_INPUT)] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many items.", rich_help_panel=_INPUT)] = None,
     texts_only: Annotated[
         bool, typer.Option("--texts-only", help="Load no model: every response is given.", rich_help_panel=_INPUT)
     ] = False,
     max_new_tokens: Annotated[
         int | None,
-        typer.Option("--max-new-tokens", "-n", show_default="256, 16 with --demo", rich_help_panel=_GENERATION),
+        typer.Option(
+            "--max-new-tokens",
+            "-n",
+            help="Tokens of each response at most, END included.",
+            show_default="256, 16 with --demo",
+            rich_help_panel=_GENERATION,
+        ),
     ] = None,
     stop: Annotated[
         list[str] | None,
         typer.Option(
-            help="End before this text; may be repeated.",
+            help="The text ends before this string. Repeat for several.",
             show_default="none, the end of a line with --demo",
             rich_help_panel=_GENERATION,
         ),
     ] = None,
-    system_merge: Annotated[
-        bool,
-        typer.Option("--merge-system", help="Put system messages before the user's.", rich_help_panel=_GENERATION),
-    ] = False,
-    plain: Annotated[
-        bool, typer.Option("--no-template", help="Chat messages without a template.", rich_help_panel=_GENERATION)
-    ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, rich_help_panel=_GENERATION)] = 16,
-    device: Annotated[
-        list[str] | None, typer.Option(help="One for all or one per model.", rich_help_panel=_GENERATION)
-    ] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(help="One for all or one per model.", rich_help_panel=_GENERATION)
-    ] = None,
-    top_k: Annotated[int, typer.Option(min=1, help="Of the unions for JS.", rich_help_panel=_FIGURES)] = 10,
+    system_role: options.SystemRole = "error",
+    no_template: options.NoTemplate = False,
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows at a time.", rich_help_panel=_GENERATION)] = 16,
+    union_top_k: Annotated[
+        int,
+        typer.Option(min=1, help="Candidates of each model in the unions whose JS is taken.", rich_help_panel=_FIGURES),
+    ] = 10,
     draft_length: Annotated[
-        int, typer.Option(min=1, help="Of SAFE, for unsafe positions.", rich_help_panel=_FIGURES)
+        int, typer.Option(min=1, help="Drafts of SAFE, for the share of unsafe positions.", rich_help_panel=_FIGURES)
     ] = 5,
     words: Annotated[
-        int, typer.Option(min=1, help="So many common words are tokenized.", rich_help_panel=_FIGURES)
+        int, typer.Option(min=1, help="So many of the most frequent words are tokenized.", rich_help_panel=_FIGURES)
     ] = 10_000,
-    language: Annotated[str, typer.Option(help="Of these words.", rich_help_panel=_FIGURES)] = "en",
-    resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap.", rich_help_panel=_FIGURES)] = 2000,
-    confidence: Annotated[float, typer.Option(help="Of the intervals.", rich_help_panel=_FIGURES)] = 0.95,
-    seed: Annotated[int, typer.Option(help="Of the bootstrap.", rich_help_panel=_FIGURES)] = 0,
+    language: Annotated[str, typer.Option(help="The language of these words.", rich_help_panel=_FIGURES)] = "en",
+    resamples: Annotated[int, typer.Option(min=1, help="Resamples of the bootstrap.", rich_help_panel=_FIGURES)] = 2000,
+    confidence: Annotated[float, typer.Option(help="Confidence of the intervals.", rich_help_panel=_FIGURES)] = 0.95,
+    bootstrap_seed: Annotated[int, typer.Option(help="Seed of the bootstrap.", rich_help_panel=_FIGURES)] = 0,
     cost_device: Annotated[
         str, typer.Option(help="A device of the cost model.", rich_help_panel=_FIGURES)
     ] = "h100-sxm",
-    cost_batch: Annotated[int, typer.Option(min=1, help="Rows at a time.", rich_help_panel=_FIGURES)] = 8,
-    max_gap: Annotated[float, typer.Option(help="Largest distance to the best score.", rich_help_panel=_RULES)] = 0.10,
-    relative_gap: Annotated[
-        bool, typer.Option("--relative-gap", help="That distance is a share of the best score.", rich_help_panel=_RULES)
-    ] = False,
-    max_length_ratio: Annotated[float, typer.Option(help="Of mean words, any two.", rich_help_panel=_RULES)] = 2.0,
-    min_room: Annotated[
-        float, typer.Option(help="What a model must add to the oracle choice.", rich_help_panel=_RULES)
-    ] = 0.01,
-    short_words: Annotated[float, typer.Option(help="Answers up to here are short.", rich_help_panel=_RULES)] = 32.0,
-    near_equal: Annotated[
-        float, typer.Option(help="Word agreement of nearly equal tokenizers.", rich_help_panel=_RULES)
-    ] = 0.9,
-    open_ended: Annotated[
-        bool | None,
+    cost_batch: Annotated[
+        int, typer.Option(min=1, help="Rows at a time in the cost model.", rich_help_panel=_FIGURES)
+    ] = 8,
+    rules: Annotated[
+        str,
         typer.Option(
-            "--open-ended/--right-answers", help="Default: by whether items have answers.", rich_help_panel=_RULES
+            help=f"What makes a set worth combining, where it is not the default, as 'max_gap=0.05, gap=relative'. "
+            f"There are {RULES} (docs/determine.md).",
+            rich_help_panel=_OUTPUT,
         ),
-    ] = None,
-    max_models: Annotated[int, typer.Option(help="The largest set.", rich_help_panel=_RULES)] = 3,
+    ] = "",
     out: Annotated[
         Path, typer.Option("--out", "-o", help="Folder of responses and the report.", rich_help_panel=_OUTPUT)
     ] = Path("determine"),
@@ -124,6 +120,7 @@ def determine(
 ) -> None:
     """Compare candidate models on your data: are they worth combining, which, and how?"""
     saved, samples = _files(generations, "--generations"), _files(harness, "--harness")
+    options.check_one_of("--system-role", system_role, ("error", "merge"))
     screen, terminal = Console(stderr=True), Console()
     if demo:
         if model or data or samples:
@@ -133,16 +130,12 @@ def determine(
         raise InputError(
             "no model given; give the candidates, such as --model demo:smollm2 --model demo:gemma3, or --demo"
         )
+    judged = _rules(rules)
     if not texts_only:
-        from ensemble_decode.members import sources as models
-
-        for spec in model:
-            parsed = models.parse_spec(spec)
-            if parsed.kind == "demo":
-                models.fetch_demo(parsed.location, screen)
-    from ensemble_decode.determination import Rules
+        loading.fetch_demos(model, screen)
     from ensemble_decode.determination import determine as run
     from ensemble_decode.determination.table import show
+    from ensemble_decode.members.transformers.remarks import quiet_libraries
 
     quiet_libraries()
     with _Bars(screen) as bars:
@@ -159,30 +152,21 @@ def determine(
             texts_only=texts_only,
             max_new_tokens=256 if max_new_tokens is None else max_new_tokens,
             stop=stop or (),
-            chat="plain" if plain else "template",
-            system="merge" if system_merge else "error",
+            chat="plain" if no_template else "template",
+            system=system_role,  # type: ignore[arg-type]
             batch_size=batch_size,
             device=device or "auto",
             dtype=dtype or "auto",
-            top_k=top_k,
+            top_k=union_top_k,
             draft_length=draft_length,
             words=words,
             language=language,
             resamples=resamples,
             confidence=confidence,
-            seed=seed,
+            seed=bootstrap_seed,
             cost_device=cost_device,
             cost_batch=cost_batch,
-            rules=Rules(
-                max_gap=max_gap,
-                gap="relative" if relative_gap else "points",
-                max_length_ratio=max_length_ratio,
-                min_room=min_room,
-                short_words=short_words,
-                near_equal=near_equal,
-                open_ended=open_ended,
-                max_models=max_models,
-            ),
+            rules=judged,
             progress=bars.update,
         )
     files = report.write(out)
@@ -193,6 +177,13 @@ def determine(
     screen.print(f"Written: {', '.join(str(file) for file in files)}", highlight=False, soft_wrap=True)
 
 
+def _rules(text: str) -> "Rules":
+    from ensemble_decode.determination import Rules
+    from ensemble_decode.schema.options import Choice
+
+    return Choice("rules", {"rules": Rules}).build(f"rules({text})")
+
+
 def _demo(
     out: Path, max_new_tokens: int | None, stop: list[str] | None, screen: Console
 ) -> tuple[list[str], Path, int, list[str]]:
@@ -200,6 +191,7 @@ def _demo(
     from ensemble_decode.determination import demo
     from ensemble_decode.determination.words import shell
     from ensemble_decode.members import sources as models
+    from ensemble_decode.members.transformers.remarks import quiet_libraries
 
     for name in demo.MODELS:
         models.fetch_demo(name.removeprefix("demo:"), screen)

@@ -3,7 +3,6 @@
 import base64
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,116 +11,60 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ensemble_decode.cli.support import load_ensemble, writer
+from ensemble_decode.cli import loading, options
+from ensemble_decode.cli.streams import read_text, write_json, writer
 from ensemble_decode.errors import EnsembleError, InputError
-from ensemble_decode.methods.flags import METHOD_OPTIONS, build_method
 
 if TYPE_CHECKING:
     from ensemble_decode.outputs import Completion, TraceStep
 
-_MODELS, _METHOD, _SAMPLING, _OUTPUT = "Models", "Method", "Sampling", "Output"
+_CHAT, _OUTPUT = "Chat", "Output"
 
 
 def generate(
     prompts: Annotated[
         list[str] | None, typer.Argument(help="Prompts; several are decoded as one batch. Default: standard input.")
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", "-f", help="Read the prompt from a file.")] = None,
-    model: Annotated[
-        list[str] | None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Read the prompt from a file, in UTF-8; - is standard input.")
+    ] = None,
+    model: loading.Models = None,
+    weight: loading.Weights = None,
+    device: loading.Devices = None,
+    dtype: loading.Dtypes = None,
+    revision: loading.Revisions = None,
+    memory: loading.Memory = None,
+    attention: loading.Attention = "auto",
+    compile: loading.Compile = False,
+    graphs: loading.Graphs = False,
+    chunk_tokens: loading.ChunkTokens = 2048,
+    few_rows: loading.FewRows = "auto",
+    trust_remote_code: loading.TrustRemoteCode = False,
+    model_args: loading.ModelArgs = None,
+    method: options.MethodText = "unite",
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    min_p: options.MinP = 0.0,
+    seed: options.Seed = None,
+    max_new_tokens: options.MaxNewTokens = 128,
+    stop: options.Stop = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Send each prompt as a user's message.", rich_help_panel=_CHAT)
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(help="A system message before it; implies --chat.", rich_help_panel=_CHAT)
+    ] = None,
+    messages: Annotated[
+        Path | None,
         typer.Option(
-            "--model",
-            "-m",
-            help="Hub id, ID@REVISION, folder, .gguf file or demo:NAME. Repeat for several; the first is the primary.",
-            rich_help_panel=_MODELS,
+            help="Read chat messages from a JSON file in place of prompts: a list of objects with role and content, or "
+            "a list of such lists; - is standard input.",
+            rich_help_panel=_CHAT,
         ),
     ] = None,
-    weight: Annotated[
-        list[float] | None, typer.Option(help="Weight of each model, in order.", rich_help_panel=_MODELS)
-    ] = None,
-    device: Annotated[
-        list[str] | None,
-        typer.Option(help="auto, cpu, cuda:0, ...: one for all or one per model.", rich_help_panel=_MODELS),
-    ] = None,
-    dtype: Annotated[
-        list[str] | None,
-        typer.Option(help="auto, float32, bfloat16 or float16: one for all or one per model.", rich_help_panel=_MODELS),
-    ] = None,
-    attention: Annotated[str, typer.Option(help="auto, sdpa or flash.", rich_help_panel=_MODELS)] = "auto",
-    method: Annotated[str, typer.Option(help=", ".join(METHOD_OPTIONS), rich_help_panel=_METHOD)] = "unite",
-    top_k: Annotated[
-        int | None, typer.Option(help="unite: candidates taken from each model.", rich_help_panel=_METHOD)
-    ] = None,
-    oov: Annotated[str | None, typer.Option(help="unite: first_piece or exclude.", rich_help_panel=_METHOD)] = None,
-    aggregate: Annotated[
-        str | None, typer.Option(help="unite: arithmetic or geometric.", rich_help_panel=_METHOD)
-    ] = None,
-    gate: Annotated[
-        str | None,
-        typer.Option(help="unite: max_prob, kl or js, with a threshold as in kl:0.2.", rich_help_panel=_METHOD),
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(help="gac: ensemble where the primary's top probability is lower.", rich_help_panel=_METHOD),
-    ] = None,
-    base: Annotated[
-        str | None, typer.Option(help="safe: the step at a rejected token, unite or gac.", rich_help_panel=_METHOD)
-    ] = None,
-    draft_length: Annotated[
-        str | None, typer.Option(help="safe: tokens per draft, or auto.", rich_help_panel=_METHOD)
-    ] = None,
-    sharpen: Annotated[
-        str | None, typer.Option(help="safe: none, prefix, geometric or temperature.", rich_help_panel=_METHOD)
-    ] = None,
-    trigger: Annotated[
-        str | None, typer.Option(help="safe: sharpen by max_prob or entropy.", rich_help_panel=_METHOD)
-    ] = None,
-    sharpen_threshold: Annotated[
-        float | None, typer.Option(help="safe: threshold of the trigger.", rich_help_panel=_METHOD)
-    ] = None,
-    sharpen_min_prob: Annotated[
-        float | None, typer.Option(help="safe: least probability that prefix sharpens.", rich_help_panel=_METHOD)
-    ] = None,
-    sharpen_temperature: Annotated[
-        float | None, typer.Option(help="safe: temperature of temperature sharpening.", rich_help_panel=_METHOD)
-    ] = None,
-    test: Annotated[
-        str | None,
-        typer.Option(
-            help="safe: reject a token where this gate is open, instead of the paper's test.", rich_help_panel=_METHOD
-        ),
-    ] = None,
-    segment_length: Annotated[
-        int | None, typer.Option(help="specfuse: tokens per draft.", rich_help_panel=_METHOD)
-    ] = None,
-    exit_threshold: Annotated[
-        float | None, typer.Option(help="specfuse: a model leaves below this share.", rich_help_panel=_METHOD)
-    ] = None,
-    exit_temperature: Annotated[
-        float | None, typer.Option(help="specfuse: temperature of the exit test.", rich_help_panel=_METHOD)
-    ] = None,
-    feedback: Annotated[
-        float | None, typer.Option(help="specfuse: learning rate of SpecEM's weights.", rich_help_panel=_METHOD)
-    ] = None,
-    trim: Annotated[str | None, typer.Option(help="specfuse: word or none.", rich_help_panel=_METHOD)] = None,
-    literal: Annotated[
-        list[str] | None,
-        typer.Option(help="specfuse: a further candidate of every round; may be repeated.", rich_help_panel=_METHOD),
-    ] = None,
-    single_model: Annotated[
-        int | None, typer.Option(help="single: which model writes, from 0.", rich_help_panel=_METHOD)
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=_SAMPLING)] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus: 1 is off.", rich_help_panel=_SAMPLING)] = 1.0,
-    sample_top_k: Annotated[int, typer.Option(help="Sample among this many: 0 is off.", rich_help_panel=_SAMPLING)] = 0,
-    min_p: Annotated[
-        float, typer.Option(help="Least share of the top probability: 0 is off.", rich_help_panel=_SAMPLING)
-    ] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="Default: a new one.", rich_help_panel=_SAMPLING)] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", help="Of the primary.")] = 128,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be repeated.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Send each prompt as a user's message.")] = False,
-    system: Annotated[str | None, typer.Option(help="A system message before it (with --chat).")] = None,
+    system_role: options.SystemRole = "error",
+    no_template: options.NoTemplate = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per prompt and line.", rich_help_panel=_OUTPUT)
     ] = False,
@@ -138,84 +81,77 @@ def generate(
     ] = False,
 ) -> None:
     """Generate text with one or several models."""
-    if not model:
-        raise InputError("no model given; give at least one --model, such as --model demo:smollm2")
+    asked = loading.Loading(
+        model, weight, device, dtype, revision, memory, attention, compile, graphs, chunk_tokens, few_rows,
+        trust_remote_code, model_args,
+    )  # fmt: skip
+    asked.require_models()
     if stream and as_json:
         raise InputError("--stream writes text as it comes; it cannot be combined with --json")
-    if system is not None and not chat:
-        raise InputError("--system needs --chat: a plain prompt has no system message")
-    chosen = build_method(
-        method,
-        {
-            "top-k": top_k, "oov": oov, "aggregate": aggregate, "gate": gate, "threshold": threshold, "base": base,
-            "draft-length": draft_length, "sharpen": sharpen, "trigger": trigger, "sharpen-threshold": sharpen_threshold,
-            "sharpen-min-prob": sharpen_min_prob, "sharpen-temperature": sharpen_temperature, "single-model": single_model,
-            "test": test, "segment-length": segment_length, "exit-threshold": exit_threshold,
-            "exit-temperature": exit_temperature, "feedback": feedback, "trim": trim,
-            "literal": tuple(literal) if literal else None,
-        },
-    )  # fmt: skip
-    texts = _read_prompts(prompts, file)
-    if stream and len(texts) > 1:
+    options.check_one_of("--system-role", system_role, ("error", "merge"))
+    sent = _read_prompts(prompts, file, messages, chat or system is not None, system)
+    if stream and len(sent) > 1:
         raise InputError("--stream writes one text as it comes; give one prompt, or --no-stream")
+    from ensemble_decode.methods.options import parse_method
     from ensemble_decode.sampling import Sampling
 
-    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=sample_top_k, min_p=min_p, seed=seed)
+    chosen = parse_method(method)
+    sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
+    ensemble = asked.load(Console(stderr=True))
     out = Console()
-    ensemble = load_ensemble(
-        model,
-        Console(stderr=True),
-        device=device or "auto",
-        dtype=dtype or "auto",
-        weight=weight or None,
-        attention=attention,
-    )
-    streaming = stream if stream is not None else out.is_terminal and len(texts) == 1 and not as_json
-    sent: list[Any] = list(texts)
-    if chat:
-        sent = [_message(text, system) for text in texts]
+    streaming = stream if stream is not None else out.is_terminal and len(sent) == 1 and not as_json
     done = ensemble.generate(
         sent,
         method=chosen,
         max_new_tokens=max_new_tokens,
         stop=stop,
         sampling=sampling,
+        chat="plain" if no_template else "template",
+        system=system_role,  # type: ignore[arg-type]
         trace=trace,
         on_delta=writer(out) if streaming else None,
     )
-    _show(done, texts, out, as_json=as_json, streamed=streaming)
+    _show(done, sent, out, as_json=as_json, streamed=streaming)
     failed = [f"prompt {i}: {one.error}" for i, one in enumerate(done) if one.finish_reason == "error"]
     if failed:
         raise EnsembleError("; ".join(failed))
 
 
-def _read_prompts(prompts: Sequence[str] | None, file: Path | None) -> list[str]:
-    if file is not None and prompts:
-        raise InputError("give the prompt as an argument or with --file, not both")
-    if file is not None:
-        try:
-            return [file.read_text(encoding="utf-8")]
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"--file {file}: {error}") from error
-    if prompts:
-        return list(prompts)
-    if sys.stdin is None or sys.stdin.isatty():
-        raise InputError("no prompt; give it as an argument, with --file, or on standard input")
-    text = sys.stdin.read()
-    if not text:
-        raise InputError("the prompt on standard input is empty")
-    return [text]
-
-
-def _message(text: str, system: str | None) -> list[dict[str, str]]:
+def _read_prompts(
+    prompts: Sequence[str] | None, file: Path | None, messages: Path | None, chat: bool, system: str | None
+) -> list[Any]:
+    """Texts, or lists of messages."""
+    if sum((bool(prompts), file is not None, messages is not None)) > 1:
+        raise InputError("give prompts as arguments, with --file, or as --messages: one of these")
+    if messages is not None:
+        if system is not None:
+            raise InputError("--system goes with prompts; --messages has its own system messages")
+        return _read_messages(messages)
+    texts = list(prompts) if prompts else [read_text(file)]
+    if texts == [""] and not prompts:
+        raise InputError(f"the prompt {'on standard input' if file is None else f'in {file}'} is empty")
+    if not chat:
+        return texts
     first = [] if system is None else [{"role": "system", "content": system}]
-    return [*first, {"role": "user", "content": text}]
+    return [[*first, {"role": "user", "content": text}] for text in texts]
 
 
-def _show(done: "list[Completion]", texts: list[str], out: Console, *, as_json: bool, streamed: bool) -> None:
-    for number, (completion, text) in enumerate(zip(done, texts, strict=True)):
+def _read_messages(file: Path) -> list[Any]:
+    try:
+        found = json.loads(read_text(file))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"--messages {file}: {error}") from error
+    if not isinstance(found, list) or not found:
+        raise InputError(f"--messages {file}: expected a list of chat messages, or a list of such lists")
+    return found if all(isinstance(one, list) for one in found) else [found]
+
+
+def _show(done: "list[Completion]", sent: list[Any], out: Console, *, as_json: bool, streamed: bool) -> None:
+    for number, (completion, prompt) in enumerate(zip(done, sent, strict=True)):
         if as_json:
-            out.file.write(json.dumps(as_dict(text, completion), ensure_ascii=False) + "\n")
+            write_json(as_dict(prompt, completion))
             continue
         if not streamed:
             if len(done) > 1:
@@ -227,7 +163,7 @@ def _show(done: "list[Completion]", texts: list[str], out: Console, *, as_json: 
     out.file.flush()
 
 
-def as_dict(prompt: str, completion: "Completion") -> dict[str, Any]:
+def as_dict(prompt: Any, completion: "Completion") -> dict[str, Any]:
     """A completion as JSON has it: exact bytes in base64, candidates as text with ``\\xhh`` for bytes that are not UTF-8."""
     fields: dict[str, Any] = {
         "prompt": prompt,

@@ -8,7 +8,6 @@ from rich.console import Console
 from ensemble_decode.errors import InputError
 from ensemble_decode.members import sources as models
 from ensemble_decode.members.sources.gguf_convert import conversions, converted_folder, remove_conversions
-from ensemble_decode.members.transformers.remarks import quiet_libraries
 
 models_app = typer.Typer(help="Fetch, list and remove the demo models.", no_args_is_help=True)
 
@@ -23,6 +22,8 @@ def fetch(
     ] = True,
 ) -> None:
     """Download demo models into the cache, check them, and convert them for use."""
+    from ensemble_decode.members.transformers.remarks import quiet_libraries
+
     console = Console(stderr=True)
     for name in _chosen(names):
         path = models.fetch_demo(name, console)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ensemble_decode.cost.devices import Device
-from ensemble_decode.cost.model import DEVICES, METHODS, cost_of_run
+from ensemble_decode.cost.model import DEVICES, METHODS, Settings, cost_of_run
 from ensemble_decode.cost.shapes import KNOWN, ModelShape
 from ensemble_decode.errors import InputError, ModelError
 
@@ -63,7 +63,7 @@ def _config(spec: str) -> Any:
 
 def device_named(name: str) -> Device:
     if name not in DEVICES:
-        raise InputError(f"--gpu {name!r}: there are {', '.join(DEVICES)}")
+        raise InputError(f"device {name!r} is not known; there are {', '.join(DEVICES)}")
     return DEVICES[name]
 
 
@@ -75,11 +75,12 @@ def capacity(
     memory: float | None = None,
     device: Device | None = None,
     method: str = "unite",
+    settings: Settings | None = None,
     batch_size: int | None = None,
 ) -> Capacity:
     """How many rows fit at once, and how fast they go.
 
-    ``memory``: bytes for the caches; None: 80 % of what the weights leave of ``device``. ``batch_size``: the pace is that of so many
+    ``memory``: bytes for the caches; None: 80 % of what the weights leave of ``device``. ``settings``: of ``method``. ``batch_size``: the pace is that of so many
     rows, where they fit. Raises ``InputError`` where nothing says how much memory there is, and where the weights alone do not fit.
     """
     if prompt_tokens < 1 or new_tokens < 1:
@@ -88,7 +89,7 @@ def capacity(
         raise InputError(f"method {method!r} is not known; there are {', '.join(METHODS)}")
     if memory is None:
         if device is None:
-            raise InputError("say how much memory there is: --memory for the caches, or --gpu for a card")
+            raise InputError("nothing says how much memory there is: give memory for the caches, or a device")
         free = device.memory - sum(shape.held_bytes for shape in shapes)
         if free <= 0:
             held = sum(shape.held_bytes for shape in shapes) / 1e9
@@ -105,6 +106,12 @@ def capacity(
     if device is not None and rows:
         batch = rows if batch_size is None else min(rows, batch_size)
         pace = cost_of_run(
-            shapes, device, method, batch=batch, prompt=prompt_tokens, tokens=new_tokens
+            shapes,
+            device,
+            method,
+            batch=batch,
+            prompt=prompt_tokens,
+            tokens=new_tokens,
+            settings=settings,
         ).tokens_per_second
     return Capacity(list(shapes), tokens, positions, memory, rows, pace, device is None or not device.measured)

@@ -10,47 +10,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from ensemble_decode.determination.figures import ModelFigures, PairFigures, Response, oracle_choice
 from ensemble_decode.determination.stats import Bootstrap, Estimate
-from ensemble_decode.errors import InputError
+from ensemble_decode.schema.options import FLAG, INTEGER, NUMBER, Options
 
 
 @dataclass(frozen=True)
-class Rules:
+class Rules(Options):
     """What makes a set of models worth combining, and which method suits it.
 
-    ``max_gap``: how far a score may lie below the best one; in ``points`` (0.1 is ten points of accuracy) or
-    ``relative`` to the best score. ``max_length_ratio``: of mean words, longer over shorter, between any two members. ``min_room``:
-    how much a further model must raise the oracle-choice score. ``short_words``: mean words up to which answers are short;
-    ``near_equal``: word agreement from which two tokenizers are nearly equal. ``open_ended``: whether the task has no right answers
-    (None: where most items have none). ``max_models``: the largest set.
+    Args:
+        max_gap: How far a member's score may lie below the best one.
+        gap: Whether that distance is in ``"points"`` (0.1 is ten points of accuracy) or ``"relative"`` to the best score.
+        max_length_ratio: Mean words of a response, longer over shorter, between any two members.
+        min_room: How much a further model must raise the score of choosing the best response for each item.
+        short_words: Responses of up to so many words, on average, are short.
+        near_equal: Word agreement from which two tokenizers are nearly equal.
+        open_ended: Whether the task has no right answers. None: where most items have none.
+        max_models: The largest set.
     """
 
-    max_gap: float = 0.10
+    max_gap: Annotated[float, Field(ge=0), NUMBER] = 0.10
     gap: Literal["points", "relative"] = "points"
-    max_length_ratio: float = 2.0
-    min_room: float = 0.01
-    short_words: float = 32.0
-    near_equal: float = 0.9
-    open_ended: bool | None = None
-    max_models: int = 3
-
-    def __post_init__(self) -> None:
-        if self.gap not in ("points", "relative"):
-            raise InputError(f"rules: gap must be points or relative, got {self.gap!r}")
-        for name, least in (
-            ("max_gap", 0),
-            ("min_room", 0),
-            ("short_words", 0),
-            ("near_equal", 0),
-            ("max_length_ratio", 1),
-        ):
-            if not getattr(self, name) >= least:
-                raise InputError(f"rules: {name} must be at least {least}, got {getattr(self, name)!r}")
-        if self.max_models < 2:
-            raise InputError(f"rules: max_models must be at least 2, got {self.max_models!r}")
+    max_length_ratio: Annotated[float, Field(ge=1), NUMBER] = 2.0
+    min_room: Annotated[float, Field(ge=0), NUMBER] = 0.01
+    short_words: Annotated[float, Field(ge=0), NUMBER] = 32.0
+    near_equal: Annotated[float, Field(ge=0), NUMBER] = 0.9
+    open_ended: Annotated[bool, FLAG] | None = None
+    max_models: Annotated[int, Field(ge=2), INTEGER] = 3
 
 
 @dataclass(frozen=True)

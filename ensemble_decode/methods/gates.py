@@ -12,7 +12,7 @@ from ensemble_decode.schema.options import NUMBER, Choice, Options
 
 @dataclass(frozen=True)
 class MaxProb(Options):
-    """Ensemble only where the primary's top probability is below a threshold (GaC, arXiv 2406.12585, section 3.3).
+    """Ensemble only where the primary's top probability is below a threshold.
 
     Args:
         threshold: A probability; the gate is open below it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ensemble_decode.errors import InputError
@@ -12,8 +12,8 @@ from ensemble_decode.methods.base import Method
 from ensemble_decode.methods.gates import GATES
 from ensemble_decode.methods.registry import METHODS
 from ensemble_decode.methods.sharpen import SHARPENINGS
-from ensemble_decode.schema.grammar import write
-from ensemble_decode.schema.options import Choice, properties
+from ensemble_decode.schema.grammar import Word, write
+from ensemble_decode.schema.options import Choice, meanings, properties
 from ensemble_decode.schema.words import expected
 
 
@@ -107,7 +107,8 @@ def option_groups() -> list[OptionGroup]:
     groups = [_group("method", name, cls, METHODS) for name, cls in METHODS.classes.items()]
     groups += [_group("gate", name, cls, GATES) for name, cls in GATES.classes.items()]
     sharpen = next(iter(SHARPENINGS.classes.values()))
-    return [*groups, _group("sharpening", "|".join(SHARPENINGS.classes), sharpen, SHARPENINGS)]
+    shared = _group("sharpening", ", ".join(SHARPENINGS.classes), sharpen, SHARPENINGS)
+    return [*groups, replace(shared, meaning=meanings(sharpen)["kind"])]
 
 
 def _group(kind: str, name: str, cls: type, choice: Choice) -> OptionGroup:
@@ -123,8 +124,6 @@ def _rows(owner: str, cls: type, tag: str | None) -> Iterator[OptionRow]:
 
 
 def _shown(default: Any) -> Any:
-    from ensemble_decode.schema.grammar import Word
-
     if isinstance(default, dict):
         return Word(default["name"])
     return Word(default) if isinstance(default, str) else default
@@ -138,9 +137,6 @@ def options_table() -> str:
         lines += [f"**`{group.name}`** ({group.kind}): {group.meaning}{source}", ""]
         if group.options:
             lines += ["| option | default | values | meaning |", "| --- | --- | --- | --- |"]
-            lines += [
-                f"| `{row.name}` | `{row.default}` | {row.values} | {row.meaning} |".replace("||", "\\|\\|")
-                for row in group.options
-            ]
+            lines += [f"| `{row.name}` | `{row.default}` | {row.values} | {row.meaning} |" for row in group.options]
             lines.append("")
     return "\n".join(lines)

@@ -24,9 +24,9 @@ class Sharpen(Options):
             sampling. ``"none"`` does nothing.
         trigger: ``"max_prob"`` fires where the largest ensemble probability is below ``threshold``, ``"entropy"`` where
             entropy / log of the number of candidates is above it.
-        threshold: Of the trigger.
+        threshold: The trigger's threshold.
         min_prob: The probability that ``"prefix"`` asks of a candidate.
-        temperature: Of ``"temperature"``.
+        temperature: The temperature of ``"temperature"``; below 1 sharpens.
     """
 
     source: ClassVar[str] = "arXiv 2510.15346, section 4"

@@ -18,7 +18,7 @@ class Single(Options, Method):
     """One model writes alone; its ids are reported.
 
     Args:
-        model: Its number, from 0.
+        model: The number of the model that writes, from 0.
     """
 
     model: Annotated[int, Field(ge=0), INTEGER] = 0

@@ -19,12 +19,17 @@ def expected(schema: Mapping[str, Any]) -> str:
     if "title" in schema:
         return str(schema["title"])
     if "anyOf" in schema:
-        return " or ".join(expected(shape) for shape in schema["anyOf"])
+        parts = [part for shape in schema["anyOf"] for part in _parts(shape)]
+        return f"{', '.join(parts[:-1])} or {parts[-1]}"
     if "const" in schema:
         return repr(schema["const"])
     if "enum" in schema:
         return f"one of {', '.join(map(repr, schema['enum']))}"
     return _TYPES[schema["type"]] + _bounds(schema)
+
+
+def _parts(schema: Mapping[str, Any]) -> list[str]:
+    return ["True", "False"] if schema.get("type") == "boolean" else [expected(schema)]
 
 
 def _bounds(schema: Mapping[str, Any]) -> str:

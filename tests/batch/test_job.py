@@ -1,23 +1,20 @@
 """Jobs from file to file: killed at random moments, with bad lines, strict, from the command line."""
 
-import io
 import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from support import batches, tiny_models
+from support import batches
+from support.batches import results
 
 import ensemble_decode as ed
 from ensemble_decode.batch.fields import Defaults
 from ensemble_decode.batch.job import Job, run_local
-from ensemble_decode.cli import app as cli
 
 BATCH = 4
 
@@ -38,10 +35,6 @@ def job(path: Path, output: str = "out.jsonl", **options) -> Job:
 
 def run(job: Job):
     return run_local(job, batches.pair, Silent())
-
-
-def results(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
 def test_every_line_has_one_result_and_it_is_what_its_prompt_gives_alone(tmp_path):
@@ -193,100 +186,3 @@ def test_empty_and_one_line_files(tmp_path, count):
     path.write_text('{"prompt": "a"}' * count)  # no newline at the end
     assert run(job(path)).rows == count
     assert len(results(tmp_path / "out.jsonl")) == count
-
-
-# -- command line ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    home = tmp_path_factory.mktemp("tiny")
-    first = tiny_models.save_tiny(home / "first", "llama", "llama3", seed=1)
-    second = tiny_models.save_tiny(home / "second", "gpt2", "gpt2", seed=2)
-    return ["--model", str(first), "--model", str(second), "--device", "cpu", "--dtype", "float32"]
-
-
-@pytest.fixture
-def command(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("ENSEMBLE_DECODE_HOME", str(tmp_path / "home"))
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ensemble-decode", *map(str, arguments)])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capsys.readouterr()
-        return stopped.value.code or 0, captured.out, captured.err
-
-    return call
-
-
-def test_the_command_runs_a_job_and_reports_it(command, models, tmp_path):
-    path = batches.write_lines(tmp_path / "in.jsonl", 20)
-    options = ["--method", "safe", "--draft-length", "3", "--batch-size", "4", "--memory", "64MiB", "--ids", "-n", "6"]
-    code, out, err = command("batch", path, tmp_path / "out.jsonl", *models, *options, "--json")
-    assert code == 0, err
-    summary = json.loads(out)
-    assert (summary["rows"], summary["complete"]) == (20, True)
-    assert summary["errors"] == {
-        kind: sum(one["error_kind"] == kind for one in results(tmp_path / "out.jsonl")) for kind in summary["errors"]
-    }
-    assert summary["this_run"]["cache_limit_bytes"] <= 64 << 20
-    assert "20/20 rows" in err  # plain lines where there is no terminal
-    assert "tokens/s" in err
-    library = ed.Ensemble.load([models[1], models[3]], device="cpu", dtype="float32", cache_dir=None)
-    one = next(
-        one
-        for one in results(tmp_path / "out.jsonl")
-        if one["error"] is None and "method" not in one and "prompt" in one
-    )
-    (done,) = library.generate([one["prompt"]], method=ed.SAFE(draft_length=3), max_new_tokens=one["max_new_tokens"])
-    assert (one["text"], one["token_ids"]) == (done.text, done.token_ids)
-    code, out, err = command("batch", path, tmp_path / "out.jsonl", *models, *options)
-    assert code == 0
-    assert "20 rows" in out
-    assert "nothing was left to do" in out
-    code, _, err = command("batch", path, tmp_path / "out.jsonl", *models, *options, "--top-k", "3")
-    assert code == 2
-    assert "options" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["in.jsonl", "out.jsonl"], "no model given"),
-        (["in.jsonl", "out.txt", "-m", "x"], "the name must end in"),
-        (["no.jsonl", "out.jsonl", "-m", "x"], "cannot be read"),
-        (["in.jsonl", "out.jsonl", "-m", "x", "--engine", "spark"], "there are local, ray"),
-        (["in.jsonl", "out.jsonl", "-m", "x", "--workers", "2"], "options of --engine ray"),
-        (["in.jsonl", "out.jsonl", "-m", "x", "--order", "random"], "--order"),
-        (["in.jsonl", "out.jsonl", "-m", "x", "--chat", "none"], "--chat"),
-        (["in.jsonl", "out.jsonl", "-m", "x", "--memory", "lots"], "memory 'lots'"),
-        (["in.jsonl", "out.jsonl", "-m", "x", "--strict"], "line 5"),
-        (["in.jsonl", "out.jsonl", "-m", "x", "--draft-length", "3"], "--draft-length is an option of --method safe"),
-    ],
-)
-def test_wrong_usage_is_told_before_models_are_loaded(command, tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    batches.write_lines(tmp_path / "in.jsonl", 10)
-    code, _, err = command("batch", *arguments)
-    assert code == 2
-    assert message in " ".join(err.split())
-
-
-@pytest.mark.slow
-def test_the_command_itself_killed_and_run_again(models, tmp_path):
-    path = batches.write_lines(tmp_path / "in.jsonl", 150)
-    line = [Path(sys.executable).with_name("ensemble-decode"), "batch", path]
-    options = [*models, "-n", "6", "--batch-size", "4"]
-    subprocess.run([*line, tmp_path / "whole.jsonl", *options], check=True, capture_output=True)
-    killed = 0
-    while not (tmp_path / "out.jsonl").exists() and killed < 8:
-        process = subprocess.Popen([*line, tmp_path / "out.jsonl", *options], stderr=subprocess.PIPE, text=True)
-        process.stderr.readline()
-        process.kill()
-        process.wait()
-        killed += 1
-    subprocess.run([*line, tmp_path / "out.jsonl", *options], check=True, capture_output=True)
-    assert killed >= 3
-    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()

@@ -5,8 +5,6 @@ import json
 import pytest
 from support import tiny_models, tokenizers
 
-from ensemble_decode.cli import app as cli
-
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
@@ -17,22 +15,6 @@ def pair(tmp_path_factory):
         tokenizers.build(name).save_pretrained(folder)
         options += ["-m", str(folder)]
     return options
-
-
-@pytest.fixture
-def run(capsys, monkeypatch):
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["ensemble-decode", *map(str, arguments)])
-        monkeypatch.setenv("COLUMNS", "300")
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return call
 
 
 def test_measures_prints_and_writes(run, pair, tmp_path):
@@ -92,6 +74,14 @@ def test_refusals(run, arguments, words):
     code, _, err = run("bench", *arguments)
     assert code == 2
     assert words in err
+
+
+def test_a_method_with_its_options_is_a_configuration(run, pair, tmp_path):
+    options = ["-r", "unite(3)", "-n", "4", "--rounds", "1", "--json", tmp_path / "run.json"]
+    code, out, err = run("bench", *pair, *options)
+    assert code == 0, err
+    assert "unite(top_k=3)" in out
+    assert {cell["subject"] for cell in json.loads((tmp_path / "run.json").read_text())["cells"]} == {"unite(3)"}
 
 
 def test_unknown_configurations_are_refused(run, pair):

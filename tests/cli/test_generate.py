@@ -1,66 +1,13 @@
-"""The command line: what it prints, where, and with which exit code."""
+"""`ensemble-decode generate`: what it prints, where, and with which exit code."""
 
 import base64
-import io
 import json
-import subprocess
-import sys
+import shutil
 
 import pytest
-from support import tiny_models
 
 import ensemble_decode as ed
-from ensemble_decode.cli import app as cli
-from ensemble_decode.errors import InputError
-from ensemble_decode.methods import JS, KL, SAFE, GaC, MaxProb, Sharpen, Single, SpecFuse, UniTE
-from ensemble_decode.methods import flags as cli_options
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """The options that name two tiny models with different tokenizers."""
-    home = tmp_path_factory.mktemp("tiny")
-    first = tiny_models.save_tiny(home / "first", "llama", "llama3", seed=1)
-    second = tiny_models.save_tiny(home / "second", "gpt2", "gpt2", seed=2)
-    return ["--model", str(first), "--model", str(second), "--device", "cpu", "--dtype", "float32"]
-
-
-@pytest.fixture(scope="module")
-def library(pair):
-    """The same two models through the library."""
-    return ed.Ensemble.load([pair[1], pair[3]], device="cpu", dtype="float32", cache_dir=None)
-
-
-@pytest.fixture
-def run(monkeypatch, tmp_path, capsys):
-    """Run a command line in this process: (exit code, standard output, standard error)."""
-    monkeypatch.setenv("ENSEMBLE_DECODE_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def call(*arguments, stdin=""):
-        monkeypatch.setattr(sys, "argv", ["ensemble-decode", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capsys.readouterr()
-        return stopped.value.code or 0, captured.out, captured.err
-
-    return call
-
-
-def test_help_and_usage_errors_answer_without_torch():
-    program = (
-        "import sys\nfrom ensemble_decode.cli import app as cli\nsys.argv = ['ensemble-decode', {args}]\n"
-        "try:\n    cli.main()\nexcept SystemExit as stop:\n    code = stop.code\n"
-        "assert not {{'torch', 'transformers'}} & set(sys.modules), 'heavy imports'\nsys.exit(code)"
-    )
-    for args, code in (("'--help'", 0), ("'generate', '--help'", 0), ("'generate', 'x'", 2), ("'models', 'list'", 0)):
-        done = subprocess.run([sys.executable, "-c", program.format(args=args)], capture_output=True, text=True)
-        assert done.returncode == code, done.stderr
-
-
-def test_version(run):
-    assert run("--version") == (0, f"ensemble-decode {ed.__version__}\n", "")
+from ensemble_decode.methods import JS, SAFE, GaC, Sharpen, Single, SpecFuse, UniTE
 
 
 def test_text_goes_to_standard_output_alone(run, pair, library):
@@ -80,6 +27,70 @@ def test_prompt_from_file_and_standard_input_byte_for_byte(run, pair, library, t
     expected = library.generate(prompt, max_new_tokens=8)[0].text + "\n"
     assert run("generate", *pair, "-n", "8", "--file", str(tmp_path / "prompt.txt"))[1] == expected
     assert run("generate", *pair, "-n", "8", stdin=prompt)[1] == expected
+    assert run("generate", *pair, "-n", "8", "--file", "-", stdin=prompt)[1] == expected
+
+
+def test_a_byte_order_mark_is_no_part_of_the_prompt_and_line_ends_stay(run, pair, library, tmp_path):
+    data = b"\xef\xbb\xbfZwei\r\nZeilen \xef\xbb\xbf\r"
+    (tmp_path / "prompt.txt").write_bytes(data)
+    for how in ({"stdin": data}, {"file": ["--file", tmp_path / "prompt.txt"]}):
+        code, out, _ = run("generate", *pair, "-n", "2", "--json", *how.pop("file", []), **how)
+        assert code == 0
+        assert json.loads(out)["prompt"] == "Zwei\r\nZeilen \ufeff\r"
+
+
+def test_input_that_is_not_utf8_is_refused_with_its_place(run, pair, tmp_path):
+    (tmp_path / "prompt.txt").write_bytes("Räume".encode("latin-1"))
+    code, _, err = run("generate", *pair, "--file", tmp_path / "prompt.txt")
+    assert (code, "prompt.txt is not UTF-8: byte 1 is 0xe4" in err) == (2, True), err
+    code, _, err = run("generate", *pair, stdin="Räume".encode("latin-1"))
+    assert (code, "standard input is not UTF-8: byte 1 is 0xe4" in err) == (2, True), err
+
+
+@pytest.fixture
+def strict_pair(pair, tmp_path):
+    """The two models with a chat template that refuses system messages."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+    )
+    options = list(pair)
+    for place in (1, 3):
+        folder = shutil.copytree(pair[place], tmp_path / str(place))
+        (folder / "chat_template.jinja").write_text(template)
+        options[place] = str(folder)
+    return options
+
+
+def test_a_system_message_that_a_template_refuses_is_merged_on_demand(run, strict_pair, tmp_path):
+    asked = ["generate", *strict_pair, "-n", "4", "--json"]
+    code, _, err = run(*asked, "--system", "Be brief.", "Hello")
+    assert code == 1
+    assert "system" in err
+    code, out, err = run(*asked, "--system", "Be brief.", "--system-role", "merge", "Hello")
+    assert code == 0, err
+    ensemble = ed.Ensemble.load([strict_pair[1], strict_pair[3]], device="cpu", dtype="float32", cache_dir=None)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    expected = ensemble.generate(messages, max_new_tokens=4, system="merge")[0]
+    assert json.loads(out)["token_ids"] == expected.token_ids
+    assert json.loads(out)["prompt"] == messages
+    chat = tmp_path / "chat.json"
+    chat.write_text(json.dumps(messages))
+    for given, stdin in ((chat, ""), ("-", json.dumps([messages]))):
+        again = json.loads(run(*asked, "--messages", given, "--system-role", "merge", stdin=stdin).out)
+        assert (again["prompt"], again["token_ids"]) == (messages, expected.token_ids)
+    plain = ensemble.generate(messages, max_new_tokens=4, chat="plain")[0]
+    code, out, _ = run(*asked, "--messages", chat, "--no-template")
+    assert json.loads(out)["token_ids"] == plain.token_ids
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{}", "expected a list"), ("[", "Expecting value"), ("[]", "a list of")]
+)
+def test_messages_that_are_none_are_refused(run, pair, text, message):
+    code, _, err = run("generate", *pair, "--messages", "-", stdin=text)
+    assert code == 2
+    assert message in err
 
 
 def test_json_has_the_whole_completion_and_the_trace(run, pair, library):
@@ -97,24 +108,33 @@ def test_json_has_the_whole_completion_and_the_trace(run, pair, library):
         assert [step["chosen"] for step in line["trace"]] == shown
 
 
-@pytest.mark.parametrize("method", ["gac", "safe", "specfuse"])
-def test_every_method_runs_from_the_command_line(run, pair, library, method):
-    chosen = {"gac": GaC(), "safe": SAFE(), "specfuse": SpecFuse()}[method]
+@pytest.mark.parametrize(
+    ("method", "chosen"),
+    [
+        ("gac(0.7)", GaC(0.7)),
+        ("safe(draft_length=auto, base=gac(threshold=0.9), sharpen=prefix)", SAFE(GaC(0.9), "auto", Sharpen("prefix"))),
+        ('{"name": "specfuse", "segment_length": 4, "trim": "none"}', SpecFuse(4, trim="none")),
+        ("unite(oov=exclude, gate=js(0.05))", UniTE(oov="exclude", gate=JS(0.05))),
+    ],
+)
+def test_every_method_runs_from_the_command_line(run, pair, library, method, chosen):
     code, out, _ = run("generate", *pair, "-n", "10", "--method", method, "--json", "--trace", "The printing press")
     assert code == 0
     assert json.loads(out)["text"] == library.generate("The printing press", method=chosen, max_new_tokens=10)[0].text
 
 
 def test_options_reach_the_method_and_the_sampling(run, pair, library):
-    sampled = ["--temperature", "0.8", "--top-p", "0.9", "--sample-top-k", "20", "--min-p", "0.01", "--seed", "7"]
-    _, out, _ = run("generate", *pair, "-n", "10", "--weight", "3", "--weight", "1", *sampled, "--top-k", "4", "The")
+    sampled = ["--temperature", "0.8", "--top-p", "0.9", "--top-k", "20", "--min-p", "0.01", "--seed", "7"]
+    _, out, _ = run(
+        "generate", *pair, "-n", "10", "--weight", "3", "--weight", "1", *sampled, "--method", "unite(4)", "The"
+    )
     weighted = ed.Ensemble(library.runners, library.tokenizers, library.vocab, [3, 1])
     settings = ed.Sampling(temperature=0.8, top_p=0.9, top_k=20, min_p=0.01, seed=7)
     assert out == weighted.generate("The", max_new_tokens=10, method=UniTE(top_k=4), sampling=settings)[0].text + "\n"
     full = library.generate("The", max_new_tokens=10, method=Single(1))[0].text
-    assert run("generate", *pair, "-n", "10", "--method", "single", "--single-model", "1", "The")[1] == full + "\n"
+    assert run("generate", *pair, "-n", "10", "--method", "single(1)", "The")[1] == full + "\n"
     cut = full[3:5]
-    code, out, _ = run("generate", *pair, "-n", "10", "--method", "single", "--single-model", "1", "--stop", cut, "The")
+    code, out, _ = run("generate", *pair, "-n", "10", "--method", "single(1)", "--stop", cut, "The")
     assert (code, out) == (0, full[: full.index(cut)] + "\n")
 
 
@@ -129,14 +149,17 @@ def test_trace_table_goes_to_standard_error(run, pair):
     [
         (["hello"], "no model given"),
         (["-m", "demo:nothing", "x"], "no such demo model"),
-        (["-m", "demo:smollm2", "--method", "best", "x"], "--method 'best': there are unite"),
-        (
-            ["-m", "demo:smollm2", "--draft-length", "3", "x"],
-            "--draft-length is an option of --method safe, not of unite",
-        ),
+        (["-m", "demo:smollm2", "--method", "best", "x"], "'best' is not a method; expected single, unite"),
+        (["-m", "demo:smollm2", "--method", "unite(draft_length=3)", "x"], "unite has no option 'draft_length'"),
+        (["-m", "demo:smollm2", "--method", "unite(top_k=", "x"], "expected a value (character 13, at its end)"),
         (["-m", "demo:smollm2", "--json", "--stream", "x"], "cannot be combined with --json"),
         (["-m", "demo:smollm2", "--stream", "x", "y"], "one prompt"),
-        (["-m", "demo:smollm2", "--system", "s", "x"], "--system needs --chat"),
+        (["-m", "demo:smollm2", "--system-role", "drop", "x"], "--system-role 'drop': expected error or merge"),
+        (["-m", "demo:smollm2", "--few-rows", "maybe", "x"], "--few-rows 'maybe': expected auto, on or off"),
+        (["-m", "demo:smollm2", "--model-arg", "token", "x"], "--model-arg 'token': expected KEY=VALUE"),
+        (["-m", "demo:smollm2", "--messages", "/nonexistent/chat"], "/nonexistent/chat: No such file"),
+        (["-m", "demo:smollm2", "--messages", "c.json", "x"], "one of these"),
+        (["-m", "demo:smollm2", "--messages", "c.json", "--system", "s"], "--system goes with prompts"),
         (["-m", "demo:smollm2", "--temperature", "-1", "x"], "temperature must be"),
         (["-m", "demo:smollm2", "--file", "/nonexistent/prompt"], "/nonexistent/prompt"),
         (["-m", "demo:smollm2"], "the prompt on standard input is empty"),
@@ -150,101 +173,8 @@ def test_wrong_input_is_one_message_and_code_2(run, arguments, message):
     assert "Traceback" not in err
 
 
-def test_failures_while_running_are_code_1_and_debug_shows_the_traceback(run, tmp_path, monkeypatch, pair):
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "config.json").write_text('{"model_type": "llama"}')
-    arguments = ["generate", "-m", str(tmp_path / "broken"), "x"]
-    code, _, err = run(*arguments)
-    assert code == 1
-    assert "Error: model broken: cannot be loaded" in err
-    monkeypatch.setattr(sys, "argv", ["ensemble-decode", "--debug", *arguments])
-    with pytest.raises(ed.ModelError):
-        cli.main()
-
-
 def test_a_row_that_cannot_run_is_an_error_with_its_reason(run, pair):
     code, _, err = run("generate", *pair, "word " * 600)
     assert code == 1
     assert "Error: prompt 0: " in err
     assert "512" in err
-
-
-def test_every_method_option_builds_what_it_says():
-    build = cli_options.build_method
-    assert build("unite", {}) == UniTE()
-    given = {"top-k": 3, "oov": "exclude", "aggregate": "geometric", "gate": "js:0.3"}
-    assert build("unite", given) == UniTE(3, "exclude", "geometric", JS(0.3))
-    assert build("gac", {"threshold": 0.7}) == GaC(0.7)
-    assert build("single", {"single-model": 1}) == Single(1)
-    assert build("safe", {"draft-length": "auto", "sharpen": "none"}) == SAFE(
-        draft_length="auto", sharpen=Sharpen("none")
-    )
-    sharp = {"sharpen": "temperature", "trigger": "entropy", "sharpen-threshold": 0.6, "sharpen-min-prob": 0.2}
-    assert build("safe", {"draft-length": "3", "top-k": 4, "sharpen-temperature": 0.4} | sharp) == SAFE(
-        UniTE(4), 3, Sharpen("temperature", "entropy", 0.6, 0.2, 0.4)
-    )
-    assert build("safe", {"base": "gac", "threshold": 0.6}) == SAFE(GaC(0.6))
-    assert build("safe", {"test": "js:0.2"}) == SAFE(test=JS(0.2))
-    spec = {"segment-length": 4, "exit-threshold": 0.3, "exit-temperature": 0.2, "feedback": 0.5}
-    assert build("specfuse", spec | {"trim": "none", "literal": (" so",)}) == SpecFuse(
-        4, 0.3, 0.2, 0.5, "none", (" so",)
-    )
-    assert cli_options.parse_gate("kl") == KL()
-    assert cli_options.parse_gate("max_prob:0.4") == MaxProb(0.4)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("safe", {"base": "gac", "top-k": 3}, "--top-k is not an option of --method safe --base gac"),
-        ("safe", {"threshold": 0.5}, "--threshold is not an option of --method safe --base unite"),
-        ("safe", {"base": "single"}, "--base 'single'"),
-        ("safe", {"draft-length": "some"}, "positive integer or auto"),
-        ("unite", {"gate": "max"}, "there are max_prob, kl, js"),
-        ("unite", {"gate": "kl:x"}, "not a number"),
-        ("unite", {"gate": "kl:-1"}, "threshold must be"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(name, options, message):
-    with pytest.raises(InputError, match=message):
-        cli_options.build_method(name, options)
-
-
-def test_info_says_what_runs_and_why(run):
-    code, out, _ = run("info", "--json")
-    assert code == 0
-    facts = json.loads(out)
-    assert facts["versions"]["ensemble-decode"] == ed.__version__
-    assert {row["operator"] for row in facts["operators"]} == set(ed.kernels.status())
-    assert {row["runs"] for row in facts["operators"]} <= {"reference", "triton", "native"}
-    assert all(row["why"] for row in facts["attention"])
-    code, out, _ = run("info")
-    assert code == 0
-    assert "topk_stats" in out
-    assert facts["machine"]["torch CPU instruction set"] in out
-
-
-def test_models_list_and_remove_on_an_empty_cache(run):
-    code, out, _ = run("models", "list")
-    assert code == 0
-    assert out.count("not downloaded") == 2
-    assert "Gemma Terms of Use" in out
-    assert "demo:smollm2: was not in the cache" in run("models", "remove", "smollm2")[2]
-    assert run("models", "remove")[0] == 2
-    assert run("models", "fetch", "other")[0] == 2
-
-
-@pytest.mark.real
-def test_demo_streams_and_ends_with_the_table(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(sys, "argv", ["ensemble-decode", "demo", "-n", "8", "Water boils at"])
-    with pytest.raises(SystemExit) as stopped:
-        cli.main()
-    assert not stopped.value.code
-    out = capsys.readouterr().out
-    assert out.count("Water boils at") == 3
-    assert "�" not in out
-    table = out[out.index("tokens/s") :]
-    for line in ("UniTE, both", "demo:smollm2 alone", "demo:gemma3 alone"):
-        assert line in table
-    assert "100%" in table.splitlines()[-3]  # a model that writes alone always has its own choice

@@ -1,12 +1,10 @@
 """What fits: the calculator against the caches that models really get."""
 
 import json
-import sys
 
 import pytest
 from support import tiny_models
 
-from ensemble_decode.cli import app as cli
 from ensemble_decode.cost.capacity import capacity, shape_of
 from ensemble_decode.cost.model import DEVICES, KNOWN
 from ensemble_decode.cost.shapes import ModelShape
@@ -43,35 +41,43 @@ def test_weights_come_off_a_card_first():
     assert found.predicted
     with pytest.raises(InputError, match="weights alone take"):
         capacity([KNOWN["qwen2.5-72b"]], prompt_tokens=1, new_tokens=1, device=DEVICES["h100-sxm"])
-    with pytest.raises(InputError, match="--memory"):
+    with pytest.raises(InputError, match="how much memory"):
         capacity(shapes, prompt_tokens=1, new_tokens=1)
     with pytest.raises(InputError, match="float64"):
         shape_of("qwen2.5-7b", "float64")
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_the_command(run, tmp_path):
     folder = tiny_models.save_tiny(tmp_path / "m", "llama", "llama3")
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ensemble-decode", "plan", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        return stopped.value.code or 0, *capsys.readouterr()
-
-    common = ["-m", str(folder), "--dtype", "float32", "--memory", "100MB"]
-    code, out, _ = call(*common, "--json")
+    common = ["plan", "-m", folder, "--dtype", "float32", "--memory", "100MB"]
+    code, out, _ = run(*common, "--json")
     told = json.loads(out)
     config = json.loads((folder / "config.json").read_text())
     width = config["hidden_size"] // config["num_attention_heads"]
     assert told["cache_bytes_per_token"] == 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * width
     assert code == 0
-    code, out, _ = call(*common)
+    code, out, _ = run(*common)
     assert f"{told['rows']} rows at once" in out
     for wrong, message in (
         ([], "no model given"),
-        (["-m", str(folder), "--memory", "50%"], "give a size"),
-        (["-m", str(folder), "--gpu", "x"], "there are rtx4090"),
+        (["-m", folder], "--memory for the caches, or --gpu"),
+        (["-m", folder, "--memory", "50%"], "give a size"),
+        (["-m", folder, "--gpu", "x"], "there are rtx4090"),
+        (["-m", folder, "--gpu", "h200", "--method", "gac(0.3)"], "the cost model does not know threshold=0.3"),
+        (["-m", folder, "--gpu", "h200", "--method", "safe(draft_length=auto)"], "does not know draft_length=auto"),
     ):
-        code, _, err = call(*wrong)
+        code, _, err = run("plan", *wrong)
         assert code == 2
         assert message in " ".join(err.split())
+
+
+def test_drafts_of_another_length_have_another_pace(run):
+    def pace(method):
+        options = ["-m", "qwen2.5-7b", "-m", "llama3.1-8b", "--gpu", "h200", "--batch-size", "8", "--json"]
+        code, out, err = run("plan", *options, "--method", method)
+        assert code == 0, err
+        return json.loads(out)["tokens_per_second"]
+
+    assert pace("safe(draft_length=5)") == pace("safe")
+    assert pace("safe(draft_length=2)") != pace("safe")
+    assert pace("specfuse(segment_length=4)") != pace("specfuse")

@@ -205,7 +205,7 @@ def test_the_command_line(study, specs, tmp_path, monkeypatch, capsys):
         (["--demo", *models], "its own models"),
         (["--demo", *options], "its own models"),
         ([*models, "--generations", "abc", *options], "MODEL=FILE"),
-        ([*models, "--max-gap", "-1", *options], "max_gap"),
+        ([*models, "--rules", "max_gap=-1", *options], "max_gap"),
         ([*models, "--cost-device", "abacus", *options], "abacus"),
     ):
         code, _, err = call(*wrong)

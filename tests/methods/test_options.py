@@ -70,12 +70,13 @@ ALL = WITHOUT_BYTES | specfuses(TEXTS | st.binary(min_size=1))
 
 
 @given(ALL)
+@settings(deadline=None)
 def test_a_method_as_text_is_read_as_the_same_method(method):
     assert parse_method(describe(method)) == method
 
 
 @given(WITHOUT_BYTES)
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_a_method_as_json_is_read_as_the_same_method_and_follows_the_schema(method):
     told = as_mapping(method)
     text = json.dumps(told)
@@ -103,7 +104,7 @@ NEARLY = st.recursive(
 
 
 @given(st.text() | NEARLY | JSON.map(json.dumps))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_any_text_is_a_method_or_an_input_error(text):
     try:
         method = parse_method(text)
@@ -115,7 +116,7 @@ def test_any_text_is_a_method_or_an_input_error(text):
 @given(
     st.sampled_from([*METHODS.classes, "x"]), st.dictionaries(st.sampled_from([*OPTION_NAMES, "y"]), JSON, max_size=3)
 )
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_any_json_object_is_a_method_or_an_input_error(name, options):
     try:
         method = parse_method({"name": name} | options)
@@ -185,7 +186,7 @@ def test_refusals_name_class_option_and_what_is_expected(given, message):
         (lambda: UniTE(True), "top_k must be an integer"),
         (lambda: UniTE("5"), "top_k must be an integer"),
         (lambda: GaC(float("nan")), "GaC: threshold must be a number from 0 to 1, got nan"),
-        (lambda: SAFE(overlap=1), "SAFE: overlap must be True or False or None, got 1"),
+        (lambda: SAFE(overlap=1), "SAFE: overlap must be True, False or None, got 1"),
         (lambda: SAFE(base=Single()), "SAFE: base must be a base method (unite or gac, or another BaseMethod), got Single(model=0)"),
         (lambda: SpecFuse(literals="ab"), "SpecFuse: literals must be a list of strings"),
         (lambda: SpecFuse(literals=("",)), "none of them empty"),

@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble_decode.errors import InputError
@@ -76,11 +76,13 @@ def test_what_cannot_be_read_is_shown_with_its_place(text, words):
     assert len(str(refused.value)) < 300
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_what_is_written_is_read_again(value):
     assert read(write(value)) == value
 
 
+@settings(deadline=None)
 @given(st.text() | st.text(alphabet='abc_()[],=" .-019b\\', max_size=30))
 def test_any_text_is_read_or_refused(text):
     with contextlib.suppress(InputError):

@@ -82,3 +82,8 @@ def write_lines(path: Path, count: int, seed: int = 0) -> Path:
                 fields |= {"method": "safe", "settings": {"draft_length": 3}, "stop": ["e"]}
             file.write(json.dumps(fields) + "\n")
     return path
+
+
+def results(path: Path) -> list[dict]:
+    """The lines of an output."""
+    return [json.loads(line) for line in path.read_bytes().splitlines()]

@@ -36,7 +36,7 @@ class SAFE(Options, Method):
         base: The step taken at a rejected position: ``UniTE``, ``GaC`` or another ``BaseMethod``.
         draft_length: Tokens per draft, or ``"auto"``: lengths that follow each row's acceptance and the primary's
             confidence.
-        sharpen: Of the ensemble's distribution at that position.
+        sharpen: The sharpening of the ensemble's distribution at that position.
         test: None for the paper's test: unanimity, or weighted probability above 1/2. Or a gate: the ensemble then acts
             at the first safe position where the gate is open (``MaxProb``: the primary is unsure; ``KL``, ``JS``: the
             models disagree).

@@ -55,10 +55,10 @@ class SpecFuse(Options, Method):
         segment_length: Tokens per draft, in its model's own tokens.
         exit_threshold: A model leaves a row where its share of the exit softmax falls below this over the number of
             models at the start; 0 keeps all.
-        temperature: Of that softmax in the first round; divided by the round, not below 0.05.
-        feedback: None, or the learning rate of SpecEM's weights.
+        temperature: The temperature of the exit softmax in the first round; divided by the round, not below 0.05.
+        feedback: The learning rate of SpecEM's weights; None leaves the weights as they are.
         trim: ``"word"`` cuts drafts before a last word that may be unfinished, ``"none"`` leaves them whole.
-        literals: Further candidates of every round, strings or bytes.
+        literals: Further candidates of every round.
     """
 
     source: ClassVar[str] = "arXiv 2412.07380"
