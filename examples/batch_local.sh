@@ -11,5 +11,5 @@ cat > "$folder/prompts.jsonl" <<'LINES'
 LINES
 
 ensemble-decode batch "$folder/prompts.jsonl" "$folder/answers.jsonl" \
-    --model demo:smollm2 --model demo:gemma3 --max-new-tokens 24 --memory 1GiB --chat plain
+    --model demo:smollm2 --model demo:gemma3 --max-new-tokens 24 --memory 1GiB --no-template
 cat "$folder/answers.jsonl"

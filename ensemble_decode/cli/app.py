@@ -3,6 +3,7 @@
 Nothing here imports torch, so that ``--help`` and usage errors answer at once; each command imports what it runs.
 """
 
+import os
 import sys
 from typing import Annotated
 
@@ -66,7 +67,7 @@ def _common(
 
 
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 2 wrong usage or input, 1 anything that failed while running, 130 interrupted."""
+    """Run the command line; ``cli.options.EXIT_CODES`` says with which codes it ends."""
     global _debug
     _debug = False
     prepare_output()
@@ -74,6 +75,9 @@ def main() -> None:
         app()
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # whoever read the output has gone, as head does; nothing is left to say to it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except Exception as error:
         if _debug:
             raise

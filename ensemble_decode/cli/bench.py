@@ -52,8 +52,8 @@ def bench(
 ) -> None:
     """Measure configurations in turn, in one process, and report medians with their quartiles.
 
-    The models are demo:smollm2 and demo:gemma3 where none is given. Texts have no end here: every configuration writes as many
-    tokens as it is asked for. Runs are never compared with each other.
+    The models are demo:smollm2 and demo:gemma3 where none is given. Texts have no end here: every configuration
+    writes as many tokens as it is asked for. Runs are never compared with each other.
     """
     if context.invoked_subcommand is not None:
         return
@@ -130,7 +130,8 @@ def _show(record: "Record") -> None:
         console.print(f"not measured at batch {entry['batch']}: {entry['label']}: {entry['reason']}", highlight=False)
     facts = record.run
     console.print(
-        f"run {facts['id'][:8]}, {facts['dtype']}, {facts['threads']} threads, {facts['machine']['processor']}; energy: {facts['energy']}",
+        f"run {facts['id'][:8]}, {facts['dtype']}, {facts['threads']} threads, {facts['machine']['processor']}; "
+        f"energy: {facts['energy']}",
         highlight=False,
     )
 

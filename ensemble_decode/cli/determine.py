@@ -187,7 +187,7 @@ def _rules(text: str) -> "Rules":
 def _demo(
     out: Path, max_new_tokens: int | None, stop: list[str] | None, screen: Console
 ) -> tuple[list[str], Path, int, list[str]]:
-    """The candidates, the questions and the settings of --demo, made in the output folder; says how to run the same without it."""
+    """The models, questions and settings of --demo, made in the output folder; says how to run the same without it."""
     from ensemble_decode.determination import demo
     from ensemble_decode.determination.words import shell
     from ensemble_decode.members import sources as models

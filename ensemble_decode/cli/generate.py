@@ -164,7 +164,7 @@ def _show(done: "list[Completion]", sent: list[Any], out: Console, *, as_json: b
 
 
 def as_dict(prompt: Any, completion: "Completion") -> dict[str, Any]:
-    """A completion as JSON has it: exact bytes in base64, candidates as text with ``\\xhh`` for bytes that are not UTF-8."""
+    """A completion as JSON has it: exact bytes in base64; candidates as text, with ``\\xhh`` for what is not UTF-8."""
     fields: dict[str, Any] = {
         "prompt": prompt,
         "text": completion.text,

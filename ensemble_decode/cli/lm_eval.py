@@ -1,4 +1,4 @@
-"""``ensemble-decode lm-eval``: lm-evaluation-harness's own command line, with the model ``ensemble_decode`` registered."""
+"""``ensemble-decode lm-eval``: lm-evaluation-harness's own command line, which knows the model ``ensemble_decode``."""
 
 import sys
 

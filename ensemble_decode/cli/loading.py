@@ -62,7 +62,7 @@ ChunkTokens = Annotated[
 FewRows = Annotated[
     str,
     typer.Option(
-        help="Whether linear layers on a CPU read their weights once for a few rows: on, off, or auto, where it is faster.",
+        help="Linear layers on a CPU that read their weights once for a few rows: on, off, or auto, where faster.",
         rich_help_panel=_SPEED,
     ),
 ]
@@ -75,7 +75,8 @@ ModelArgs = Annotated[
     typer.Option(
         "--model-arg",
         metavar="KEY=VALUE",
-        help="An argument of transformers' from_pretrained, for every model; VALUE is JSON or text. Repeat for several.",
+        help="An argument of transformers' from_pretrained, for every model; VALUE is JSON or text. "
+        "Repeat for several.",
         rich_help_panel=_SOURCE,
     ),
 ]

@@ -15,8 +15,8 @@ def methods(
 ) -> None:
     """Show every method and option: its default, the values it takes, what it means, and the paper behind it.
 
-    A method is written as safe(draft_length=auto, sharpen=geometric, base=gac(threshold=0.4)), or as a JSON object, where its
-    name is the field "name". Options that are left out have their defaults.
+    A method is written as safe(draft_length=auto, sharpen=geometric, base=gac(threshold=0.4)), or as a JSON object
+    whose field "name" is its name. Options that are left out have their defaults.
     """
     from ensemble_decode.methods.options import json_schema, option_groups
 

@@ -1,4 +1,4 @@
-"""Options that several commands share: the method, sampling, limits, chats. Their meanings come from the library's own classes."""
+"""Options that several commands share: the method, sampling, limits, chats; meanings are the library's own."""
 
 from typing import Annotated, Any
 

@@ -90,7 +90,8 @@ def plan(
     out.print(table)
     row = found.positions * found.bytes_per_token
     lines = [
-        f"a row of {found.tokens} tokens takes {row / 2**20:.1f} MiB of cache in all models ({found.positions} positions, in blocks)",
+        f"a row of {found.tokens} tokens takes {row / 2**20:.1f} MiB of cache in all models "
+        f"({found.positions} positions, in blocks)",
         f"{found.cache_bytes / 2**30:.2f} GiB for the caches: {found.rows} rows at once",
     ]
     if not found.rows:

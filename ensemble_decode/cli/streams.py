@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def prepare_output() -> None:
-    """Make standard output able to hold every text: UTF-8 where it is redirected, escapes where a terminal lacks a character."""
+    """Make standard output hold every text: UTF-8 where redirected, escapes where a terminal lacks a character."""
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper):
         if out.isatty():
@@ -26,7 +26,7 @@ def prepare_output() -> None:
 
 
 def write_json(value: Any, *, indent: int | None = None) -> None:
-    """One JSON value and a line's end on standard output; what UTF-8 cannot hold is escaped, which JSON allows everywhere."""
+    """Write one JSON value and a line's end to standard output; what UTF-8 cannot hold is escaped, as JSON allows."""
     text = json.dumps(value, ensure_ascii=False, indent=indent, allow_nan=False)
     try:
         text.encode()
@@ -47,9 +47,13 @@ def writer(console: Console) -> "Callable[[Delta], None]":
 
 
 def read_text(source: Path | None) -> str:
-    """The text of a file, or of standard input where ``source`` is None or ``-``; a byte-order mark at its start is no part of it.
+    """The text of a file or of standard input, less a byte-order mark at its start; line ends stay as they are.
 
-    Line ends stay as they are. Raises ``InputError`` for what cannot be read and for what is not UTF-8.
+    Args:
+        source: The file; None and ``-`` are standard input.
+
+    Raises:
+        InputError: It cannot be read, or is not UTF-8.
     """
     standard = source is None or str(source) == "-"
     name = "standard input" if standard else str(source)

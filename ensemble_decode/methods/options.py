@@ -1,4 +1,4 @@
-"""Methods as text and as JSON, and what there is to choose: ``parse_method``, ``describe``, ``json_schema``, ``options_table``."""
+"""Methods as text and as JSON, and the tables of what there is to choose."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ def parse_method(given: str | Mapping[str, Any]) -> Method:
     """The method that text or JSON stands for.
 
     Args:
-        given: Text such as ``safe(draft_length=auto, base=gac(threshold=0.4))``; the text of a JSON object; or a mapping such as
-            ``{"name": "safe", "draft_length": "auto", "base": {"name": "gac", "threshold": 0.4}}``. Options that are left out
-            have their defaults. Within parentheses, values without a name are taken in the order of the class's fields.
+        given: Text such as ``safe(draft_length=auto, base=gac(threshold=0.4))``; the text of a JSON object; or a
+            mapping such as ``{"name": "safe", "draft_length": "auto", "base": {"name": "gac", "threshold": 0.4}}``.
+            Options that are left out have their defaults. Within parentheses, values without a name are taken in the
+            order of the class's fields.
 
     Raises:
         InputError: The text cannot be read, there is no such method or option, or a value does not fit.

@@ -5,7 +5,8 @@
     argument = [word "="] value
     list   = "[" [value {"," value}] "]"
 
-Strings are written as in JSON, bytes as ``b"..."`` with one character up to U+00FF per byte. Blanks between parts count for nothing.
+Strings are written as in JSON, bytes as ``b"..."`` with one character up to U+00FF per byte. Blanks between parts do
+not count.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _TOKEN = re.compile(
 
 
 class Word(str):
-    """A bare word of the text, which a field may take as a string, as a name, or as ``none``, ``true`` and ``false``."""
+    """A bare word of the text: a string, a name, or ``none``, ``true`` or ``false``, as the field has it."""
 
     __slots__ = ()
 

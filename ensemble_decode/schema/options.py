@@ -1,8 +1,8 @@
 """Options of a class, each declared once.
 
-A class of options is a frozen dataclass that subclasses ``Options``. A field's annotation says which values it takes, in pydantic's
-terms; the ``Args:`` of the class's docstring say what it means. Values are checked as the object is made: what does not fit is an
-``InputError`` that names the class, the option, what was given and what is expected.
+A class of options is a frozen dataclass that subclasses ``Options``. A field's annotation says which values it takes,
+in pydantic's terms; the ``Args:`` of the class's docstring say what it means. Values are checked as the object is made:
+what does not fit is an ``InputError`` that names the class, the option, what was given and what is expected.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _flag(value: Any) -> bool:
 
 
 INTEGER = BeforeValidator(_integer)
-"""Takes a whole number: an int of Python or numpy, or a float without a fraction, as tables with gaps hold integers. No bool."""
+"""Takes a whole number: an int of Python or numpy, or a float without a fraction, as tables with gaps have. No bool."""
 NUMBER = BeforeValidator(_number)
 """Takes a finite number of Python or numpy. No bool."""
 FLAG = BeforeValidator(_flag)
@@ -148,7 +148,8 @@ def properties(owner: type) -> dict[str, dict[str, Any]]:
 class Choice:
     """Objects that are chosen by name: the type of a field, and what reads them from text and JSON.
 
-    A field takes an object; its name; text such as ``kl(0.2)``; or a mapping such as ``{"name": "kl", "threshold": 0.2}``.
+    A field takes an object; its name; text such as ``kl(0.2)``; or a mapping such as
+    ``{"name": "kl", "threshold": 0.2}``.
     """
 
     def __init__(
@@ -160,12 +161,14 @@ class Choice:
         optional: bool = False,
         others: type | None = None,
     ) -> None:
-        """Args:
-        what: What is chosen, with its article, as errors name it: "a gate".
-        classes: The class behind each name.
-        tag: The field that holds the name, where several names share one class.
-        optional: Whether None is one of the values.
-        others: Objects of this class are taken too, although they have no name.
+        """Declare what may be chosen.
+
+        Args:
+            what: What is chosen, with its article, as errors name it: "a gate".
+            classes: The class behind each name.
+            tag: The field that holds the name, where several names share one class.
+            optional: Whether None is one of the values.
+            others: Objects of this class are taken too, although they have no name.
         """
         self.what, self.classes, self.tag, self.optional, self.others = what, dict(classes), tag, optional, others
 
@@ -292,7 +295,8 @@ class Choice:
 
 
 def _meant(schema: Mapping[str, Any], value: Any) -> Any:
-    """A bare word as the field understands it: ``none``, ``true`` and ``false`` where the field has these values, else a string."""
+    """A bare word as the field understands it: ``none``, ``true`` or ``false`` where it has these values, else a
+    string."""
     if isinstance(value, Word):
         shapes = schema.get("anyOf", [schema])
         if value == "none" and {"type": "null"} in shapes:

@@ -55,6 +55,15 @@ def test_failures_while_running_are_code_1_and_debug_shows_the_traceback(run, tm
         app.main()
 
 
+def test_a_reader_that_has_gone_is_no_error_message():
+    program = "from ensemble_decode.cli.app import main; main()"
+    command = [sys.executable, "-c", program, "methods", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
 @pytest.mark.parametrize("form", [[], ["--json"], ["--stream"]])
 def test_redirected_output_is_utf8_whatever_the_locale_says(pair, library, form):
     prompt = "Zwölf Räume – 12 €"

@@ -135,14 +135,26 @@ def test_any_json_object_is_a_method_or_an_input_error(name, options):
         ("gac(threshold=0.7)", GaC(0.7)),
         ("single(1)", Single(1)),
         ("safe(draft_length=auto, sharpen=none)", SAFE(draft_length="auto", sharpen=Sharpen("none"))),
-        ("safe(sharpen=temperature(temperature=0.4, trigger=entropy))", SAFE(sharpen=Sharpen("temperature", "entropy", temperature=0.4))),
-        ("safe(sharpen=prefix, base=gac(threshold=0.4), test=kl(0.2), overlap=true)", SAFE(GaC(0.4), sharpen=Sharpen("prefix"), test=KL(0.2), overlap=True)),
-        ('specfuse(4, trim=none, feedback=0.5, literals=["\\n\\n", b"\\u00ff"])', SpecFuse(4, feedback=0.5, trim="none", literals=("\n\n", b"\xff"))),
-        ('{"name": "safe", "base": {"name": "gac", "threshold": 0.4}, "sharpen": "prefix"}', SAFE(GaC(0.4), sharpen=Sharpen("prefix"))),
+        (
+            "safe(sharpen=temperature(temperature=0.4, trigger=entropy))",
+            SAFE(sharpen=Sharpen("temperature", "entropy", temperature=0.4)),
+        ),
+        (
+            "safe(sharpen=prefix, base=gac(threshold=0.4), test=kl(0.2), overlap=true)",
+            SAFE(GaC(0.4), sharpen=Sharpen("prefix"), test=KL(0.2), overlap=True),
+        ),
+        (
+            'specfuse(4, trim=none, feedback=0.5, literals=["\\n\\n", b"\\u00ff"])',
+            SpecFuse(4, feedback=0.5, trim="none", literals=("\n\n", b"\xff")),
+        ),
+        (
+            '{"name": "safe", "base": {"name": "gac", "threshold": 0.4}, "sharpen": "prefix"}',
+            SAFE(GaC(0.4), sharpen=Sharpen("prefix")),
+        ),
         ({"name": "unite", "top_k": 24.0, "gate": None}, UniTE(24)),
         ({"name": "safe", "draft_length": "auto", "test": "kl(0.2)"}, SAFE(draft_length="auto", test=KL(0.2))),
     ],
-)  # fmt: skip
+)
 def test_reads_every_form(text, method):
     assert parse_method(text) == method
 
@@ -165,14 +177,17 @@ def test_reads_every_form(text, method):
         ({"name": "unite", "top_k": True}, "UniTE: top_k must be an integer from 1 to 1024, got True"),
         ({"name": "single", "model": "1"}, "Single: model must be an integer of at least 0, got '1'"),
         ({"name": "specfuse", "literals": ["\ud83d"]}, "SpecFuse: literals must be a list of strings or bytes"),
-        ({"name": "safe", "sharpen": {"name": "temperature", "temperature": float("inf")}}, "Sharpen: temperature must be a number above 0, got inf"),
+        (
+            {"name": "safe", "sharpen": {"name": "temperature", "temperature": float("inf")}},
+            "Sharpen: temperature must be a number above 0, got inf",
+        ),
         ({"top_k": 3}, "a method needs a 'name'"),
         ("{", "a method as JSON: "),
         ("[" * 100_000, "within each other"),
         ("{" + '"a":[' * 100_000, "a method as JSON: "),
         (7, "a method is text or an object with a 'name', got 7"),
     ],
-)  # fmt: skip
+)
 def test_refusals_name_class_option_and_what_is_expected(given, message):
     with pytest.raises(InputError) as refused:
         parse_method(given)
@@ -187,15 +202,21 @@ def test_refusals_name_class_option_and_what_is_expected(given, message):
         (lambda: UniTE("5"), "top_k must be an integer"),
         (lambda: GaC(float("nan")), "GaC: threshold must be a number from 0 to 1, got nan"),
         (lambda: SAFE(overlap=1), "SAFE: overlap must be True, False or None, got 1"),
-        (lambda: SAFE(base=Single()), "SAFE: base must be a base method (unite or gac, or another BaseMethod), got Single(model=0)"),
+        (
+            lambda: SAFE(base=Single()),
+            "SAFE: base must be a base method (unite or gac, or another BaseMethod), got Single(model=0)",
+        ),
         (lambda: SpecFuse(literals="ab"), "SpecFuse: literals must be a list of strings"),
         (lambda: SpecFuse(literals=("",)), "none of them empty"),
-        (lambda: ed.Sampling(top_k=10**20 - 1, temperature=-1), "Sampling: temperature must be a number of at least 0, got -1"),
+        (
+            lambda: ed.Sampling(top_k=10**20 - 1, temperature=-1),
+            "Sampling: temperature must be a number of at least 0, got -1",
+        ),
         (lambda: ed.Sampling(seed=2**63), "Sampling: seed must be an integer from 0 to 9223372036854775807 or None"),
         (lambda: Limits(stop=5), "Limits: stop must be a string or a list of strings"),
         (lambda: Limits(0), "Limits: max_new_tokens must be an integer of at least 1, got 0"),
     ],
-)  # fmt: skip
+)
 def test_python_refuses_in_the_same_words(make, message):
     with pytest.raises(InputError) as refused:
         make()
