@@ -76,7 +76,7 @@ def test_slots_are_released(trio):
         stream = trio.stream(MIXED, method=method, max_new_tokens=9)
         next(stream)
         stream.close()
-        assert all(runner.cache.bytes_used == 0 for runner in trio.runners), name
+        assert all(runner.held == 0 for runner in trio.runners), name
 
 
 @pytest.mark.parametrize("method", [ed.UniTE(), ed.GaC(1.0)], ids=["unite", "gac"])

@@ -87,9 +87,9 @@ def _version(package: str) -> str:
 
 
 def _cpu_has_bfloat16() -> bool:
-    from ensemble_decode.members.transformers.loading import cpu_has_bfloat16
+    from ensemble_decode.members.transformers.cpu import bfloat16_products
 
-    return cpu_has_bfloat16()
+    return bfloat16_products() == "instructions"
 
 
 def _linear_layers() -> str:

@@ -127,7 +127,7 @@ class Member(Protocol):
         """Look again for the beginning of ``ids`` in other slots, for an empty slot that was acquired with its ids.
 
         Returns:
-            Tokens that the slot holds now.
+            Tokens that the slot has taken over; 0 where it is not empty.
         """
 
     def release(self, slot: int) -> None:

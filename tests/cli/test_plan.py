@@ -16,7 +16,7 @@ from ensemble_decode.members.transformers.runner import Runner
 def test_bytes_per_token_are_those_of_the_real_cache(family):
     model = tiny_models.tiny_model(family, 300)
     shape = ModelShape.of_config(model.config, weight_bytes=4, cache_bytes=4)
-    assert shape.cache_bytes_per_token == Runner(model).cache.bytes_per_token
+    assert shape.cache_bytes_per_token == Runner(model).bytes_per_token
 
 
 def test_the_rows_that_are_said_to_fit_do_and_one_more_does_not():
@@ -24,12 +24,12 @@ def test_the_rows_that_are_said_to_fit_do_and_one_more_does_not():
     shape = ModelShape.of_config(model.config, weight_bytes=4, cache_bytes=4)
     memory = 4_000_000
     found = capacity([shape], prompt_tokens=100, new_tokens=50, memory=memory)
-    cache = Runner(model).cache
-    cache.slot_block = 1
-    cache.memory_limit = cache.limit_for_peak(memory)
+    runner = Runner(model)
+    runner.cache.limits.slot_block = 1
+    runner.limit_peak(memory)
     assert found.rows > 3
-    assert cache.could_hold(found.rows, found.tokens)
-    assert not cache.could_hold(found.rows + 1, found.tokens)
+    assert runner.could_hold(found.rows, found.tokens)
+    assert not runner.could_hold(found.rows + 1, found.tokens)
 
 
 def test_weights_come_off_a_card_first():

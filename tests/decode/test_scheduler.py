@@ -86,11 +86,11 @@ def test_rows_that_outgrow_the_limit_are_put_back_and_lose_nothing(monkeypatch):
     """Caches of small blocks: rows are let in for what they hold now and do not all fit when they have grown."""
     ensemble = batches.pair.__wrapped__()
     for runner in ensemble.runners:
-        runner.cache.block = runner.cache.slot_block = 1
+        runner.cache.limits.block = runner.cache.limits.slot_block = 1
     requests = [BatchRequest(f"the cat {i}", max_new_tokens=160, stop="\x00") for i in range(6)]
     expected = [batches.alone(ensemble, request) for request in requests]
     for runner in ensemble.runners:
-        runner.cache.reset()
+        runner.free_memory()
     limit = 5 * 80 * per_token(ensemble)
     run = ensemble.generate_batch(requests, memory=limit, batch_size=6)
     assert_equal(list(run), expected)

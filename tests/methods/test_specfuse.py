@@ -124,7 +124,7 @@ def test_batch_equals_solo(sampling):
         assert "".join(d.text for d in deltas) == alone.text
         assert [t for d in deltas for t in d.token_ids] == alone.token_ids
         assert any(d.ensembled for d in deltas) == bool(alone.ensembled_at)
-    assert all(runner.cache.bytes_used == 0 for runner in ensemble.runners)
+    assert all(runner.held == 0 for runner in ensemble.runners)
 
 
 def test_sampled_drafts_follow_seed_and_row():

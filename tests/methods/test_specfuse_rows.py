@@ -173,7 +173,7 @@ def test_a_model_that_left_costs_nothing_and_its_slot_is_free():
     assert ensemble.runners[1].stats.tokens == 14
     stream = ensemble.stream("s", method=method, max_new_tokens=30)
     next(stream)
-    assert [runner.cache.bytes_used > 0 for runner in ensemble.runners] == [True, False, True]
+    assert [runner.longest > 0 for runner in ensemble.runners] == [True, False, True]
     before = ensemble.runners[1].stats.forwards
     rest = list(stream)
     assert rest[-1].finish_reason == "length"
@@ -259,7 +259,7 @@ def test_case_27_nan_ends_its_row_alone_and_names_the_model():
         assert f"model {broken} ({names[broken]}) gave NaN logits" in rows[1].error
         assert same(rows[0], good[0])
         assert same(rows[2], good[1])
-        assert all(runner.cache.bytes_used == 0 for runner in ensemble.runners)
+        assert all(runner.held == 0 for runner in ensemble.runners)
 
 
 def test_nan_while_scoring_names_the_judge():

@@ -17,18 +17,13 @@ from torch.nn.functional import linear
 
 from ensemble_decode.kernels.library import register
 from ensemble_decode.kernels.native_ import extension
+from ensemble_decode.members.transformers.cpu import bfloat16_products
 
 # Below so many rows torch's own kernel is faster (docs/caches.md has the figures): than the extension, and than blocks.
 FEW_ROWS = 2
 FEW_ROWS_IN_BLOCKS = 6
 LARGE = 1 << 23  # float32 weights from which on it is not: past any cache torch's own reads them at half the speed
 _BLOCK = 1 << 18  # elements of a converted block: 1 MiB of float32, about a core's second-level cache
-
-
-def lacks_bfloat16() -> bool:
-    """Whether matrix products in bfloat16 are emulated on this CPU."""
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
-    return supported is not None and not supported()
 
 
 def runs_native() -> bool:
@@ -41,7 +36,7 @@ def helps(dtype: torch.dtype, device: torch.device) -> bool:
     if device.type != "cpu":
         return False
     if dtype == torch.bfloat16:
-        return lacks_bfloat16()
+        return bfloat16_products() == "emulated"
     return dtype == torch.float32 and runs_native() and extension.isa() == "avx2"
 
 
@@ -101,6 +96,8 @@ def use_few_rows_linear(model: torch.nn.Module) -> int:
     for layer in model.modules():
         if (
             type(layer) is torch.nn.Linear
+            and _is_plain(layer.weight)
+            and _is_plain(layer.bias)
             and layer.weight.dtype in (torch.bfloat16, torch.float32)
             and layer.weight.device.type == "cpu"
         ):
@@ -109,7 +106,12 @@ def use_few_rows_linear(model: torch.nn.Module) -> int:
     return changed
 
 
+def _is_plain(tensor: torch.Tensor | None) -> bool:
+    """Whether the tensor's memory holds its elements. That of a subclass (torchao's quantised weights) holds others."""
+    return tensor is None or type(tensor) in (torch.Tensor, torch.nn.Parameter)
+
+
 def _forward(layer: torch.nn.Linear, least: int, x: torch.Tensor) -> torch.Tensor:
-    if x.numel() < least * x.shape[-1]:
+    if x.numel() < least * x.shape[-1] or not _is_plain(layer.weight):  # weights may be quantised later
         return linear(x, layer.weight, layer.bias)
     return few_rows_linear(x, layer.weight, layer.bias)

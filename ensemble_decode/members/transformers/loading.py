@@ -15,6 +15,7 @@ from ensemble_decode.errors import InputError, ModelError
 from ensemble_decode.members.per_model import per_model
 from ensemble_decode.members.sources.catalogue import DEMO_MODELS
 from ensemble_decode.members.sources.specs import ModelSpec, parse_spec
+from ensemble_decode.members.transformers.cpu import bfloat16_products
 
 _DTYPES = {
     "float32": torch.float32, "fp32": torch.float32,
@@ -230,18 +231,6 @@ def resolve_dtype(dtype: Dtype, name: str) -> torch.dtype | None:
     raise InputError(f"model {name}: dtype {dtype!r} is not one of auto, float32, bfloat16, float16")
 
 
-def cpu_has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 by instruction: AVX-512 BF16, AMX or the Arm extension."""
-    for probe in ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_arm_bf16_supported"):
-        if getattr(torch.cpu, probe, lambda: False)():
-            return True
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return False
-    return any(line.startswith("Features") and " bf16" in line for line in lines)  # as Linux on Arm lists it
-
-
 def spec_source(spec: ModelSpec) -> str:
     """What transformers reads a model from: a hub id, or a folder, converted where it is a GGUF file."""
     return _source(spec, spec.name)
@@ -284,7 +273,7 @@ def _checkpoint_dtype(config: Any) -> torch.dtype | None:
 def _dtype_for(wanted: torch.dtype | None, checkpoint: torch.dtype | None, device: torch.device) -> torch.dtype | str:
     if wanted is not None:
         return wanted
-    if device.type == "cpu" and not (checkpoint == torch.bfloat16 and cpu_has_bfloat16()):
+    if device.type == "cpu" and not (checkpoint == torch.bfloat16 and bfloat16_products() == "instructions"):
         return torch.float32
     return checkpoint or "auto"
 

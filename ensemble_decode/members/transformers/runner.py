@@ -1,36 +1,44 @@
-"""One model on one device: rows in cache slots, ragged extension, rollback, logits where they are read."""
+"""A transformers model as a member: rows in cache slots, ragged extension, rollback, logits where they are read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ensemble_decode.errors import ContextError, InputError, ModelError
+from ensemble_decode.errors import InputError, ModelError
+from ensemble_decode.members import requests
 from ensemble_decode.members.protocol import Capabilities, Logits
 from ensemble_decode.members.transformers import attention as attention_module
 from ensemble_decode.members.transformers import load_check, packing, token_trees
 from ensemble_decode.members.transformers.body import Body
 from ensemble_decode.members.transformers.buckets import Buckets
+from ensemble_decode.members.transformers.cache_size import CacheLimits
 from ensemble_decode.members.transformers.clock import SectionClock
 from ensemble_decode.members.transformers.few_rows import helps as few_rows_helps
 from ensemble_decode.members.transformers.few_rows import use_few_rows_linear
 from ensemble_decode.members.transformers.graphs import CompiledSteps, StepGraphs
 from ensemble_decode.members.transformers.kv_cache import SlotCache
+from ensemble_decode.members.transformers.layer_store import LayerShape
 from ensemble_decode.members.transformers.rollback_support import check_model, check_windows, context_length
 from ensemble_decode.members.tree import Tree
-
-if TYPE_CHECKING:
-    from ensemble_decode.vocab.aligned import ModelVocab
+from ensemble_decode.vocab.model import ModelVocab
 
 SMALL_STEP = 64  # tokens; larger steps are bound by arithmetic and run eagerly, whatever their shape
 
 
 class RunnerStats:
-    """Work so far. ``tokens``: ids forwarded; ``forwards``: calls of the decoder; ``seconds``: spent in them and the head.
+    """What a runner has done so far.
 
-    ``reused``: ids that did not have to be forwarded, for another row had begun with them.
+    Args:
+        device: The device whose time counts.
+
+    Attributes:
+        tokens: Ids that were forwarded.
+        forwards: Calls of the decoder.
+        reused: Ids that did not have to be forwarded, since another row had begun with them.
+        clock: Runs during forwards and the head.
     """
 
     def __init__(self, device: torch.device):
@@ -41,18 +49,40 @@ class RunnerStats:
 
     @property
     def seconds(self) -> float:
+        """Seconds spent in forwards and the head. On a GPU, reading it waits for the device."""
         return self.clock.seconds
 
 
 class Runner:
-    """One causal model: ``acquire`` a slot per row, ``extend`` rows by new ids, ``rollback`` any row to any shorter length.
+    """One causal language model of transformers, as ``Member`` describes it.
 
-    ``model``: a transformers causal LM. ``device``, ``dtype``: where it goes (None: where it is). ``attention``: "auto",
-    "sdpa" or "flash". ``compile``: steps of up to 64 tokens run through ``torch.compile``, their shapes rounded to few.
-    ``graphs``: such steps are captured as CUDA graphs. ``few_rows``: linear layers of a
-    model on a CPU go through ``cpu_linear`` from a few rows on (None: where that is faster). ``max_slots``, ``block`` (positions), ``memory`` (bytes): of
-    the KV cache. ``chunk_tokens``: the most tokens in one forward. ``name``: what errors call the model.
-    Raises ``ModelError`` for a model that cannot be rolled back or is not understood (docs/caches.md).
+    Args:
+        model: The model. Its attention is replaced for good (docs/caches.md); by itself it still works.
+        vocab: Its vocabulary; None where it is used without an ensemble.
+        device: Where the model is moved; None: it stays where it is.
+        dtype: What its weights are cast to; None: they stay as they are.
+        attention: "auto", "sdpa" or "flash".
+        compile: Run steps of up to ``SMALL_STEP`` tokens through ``torch.compile``, their shapes rounded to a few.
+        graphs: Capture such steps as CUDA graphs, one per shape, and replay them.
+        few_rows: Whether linear layers on a CPU go through ``few_rows_linear`` from a few rows on; None: where that is
+            faster.
+        max_slots: The most rows at once; None: no limit.
+        block: Positions of the KV cache are allocated in multiples of it.
+        memory: Bytes that the KV cache may have allocated; None: no limit.
+        chunk_tokens: The most tokens in one forward; longer prompts go in several.
+        name: What errors call the model.
+
+    Attributes:
+        body: The model's decoder and head.
+        cache: The keys and values of all rows.
+        config: The model's configuration.
+        attention: Which attention runs, and why.
+        compiled: The compiled steps, or None.
+        graphs: The captured steps, or None.
+
+    Raises:
+        ModelError: The model cannot be rolled back, or its logits from row slots are not its own (docs/caches.md).
+        InputError: An argument that does not fit.
     """
 
     def __init__(
@@ -87,65 +117,57 @@ class Runner:
         if graphs and self.device.type != "cuda":
             raise ModelError(f"{name}: graphs=True needs a CUDA device, the model is on {self.device.type}")
         self.attention = attention_module.status(attention, self.device, self.dtype, name)
-        self._flash = attention_module.flash_function() if self.attention.kind == "flash" else None
+        self.capabilities = Capabilities()
         if few_rows or (few_rows is None and few_rows_helps(self.dtype, self.device)):
             use_few_rows_linear(model)
-        self._body = Body(model, name)
+        self.body = Body(model, name)
         self.context_length = context_length(model.config, name)
-        shapes = self._body.record_shapes()
+        shapes = self.body.record_shapes()
         self._heads = sorted({shape.heads for shape in shapes})
         self._eager = Buckets(key_block=64 if self.device.type == "cuda" else 1)
         self._padded = Buckets(padded=True, key_block=64)
-        hidden = CompiledSteps(self._body.hidden) if compile else self._body.hidden
-        self.compiled = hidden if isinstance(hidden, CompiledSteps) else None
-        self.graphs = StepGraphs(hidden) if graphs else None
-        self.stats = RunnerStats(self.device)
-        self.capabilities = Capabilities()
+        self._flash = attention_module.flash_function() if self.attention.kind == "flash" else None
+        self._windows: dict[int, int | None] | None = None
+        self.compiled: CompiledSteps | None = None
+        self.graphs: StepGraphs | None = None
         self._check_model(shapes)
-        self.cache = SlotCache(
-            shapes,
-            self.device,
-            block=block,
-            max_slots=max_slots,
-            max_length=None if self._flash else self.context_length,  # flash-attn appends padding behind a row's end
-            memory_limit=memory,
-            name=name,
-        )
+        if compile:
+            self.compiled = CompiledSteps(self.body.hidden)
+        if graphs:
+            self.graphs = StepGraphs(self.compiled or self.body.hidden)
+        self.stats = RunnerStats(self.device)
+        max_length = None if self._flash else self.context_length  # flash-attn appends padding behind a row's end
+        limits = CacheLimits(shapes, block=block, max_slots=max_slots, max_length=max_length, memory=memory, name=name)
+        self.cache = SlotCache(limits, self.device)
 
-    def _check_model(self, shapes: list[Any]) -> None:
+    def _check_model(self, shapes: list[LayerShape]) -> None:
         """Prove on a throw-away cache that the model answers from row slots as it does alone."""
-        rows = load_check.probe_ids(min(self._body.id_limit, self._body.vocab_size))
+        rows = load_check.probe_ids(min(self.body.id_limit, self.body.vocab_size))
         expected = load_check.own_logits(self.model, rows, self.device)
-        self._body.use_our_attention()
-        compiled, self.compiled, graphs, self.graphs = self.compiled, None, self.graphs, None
-        self.cache = SlotCache(shapes, self.device, block=16, slot_block=2, name=self.name)
-        self._windows: dict[int, int | None] | None = {}
+        self.body.use_our_attention()
+        self.stats = RunnerStats(self.device)
+        self.cache = SlotCache(CacheLimits(shapes, block=16, slot_block=2, name=self.name), self.device)
+        self._windows = {}
         load_check.check_against(self, type(self.model).__name__, rows, expected)
         check_windows(self.config, self._windows, len(shapes), self.name)
         self._windows = None
-        self.compiled, self.graphs = compiled, graphs
-        self.stats = RunnerStats(self.device)
 
     # -- slots ---------------------------------------------------------------------------------------------------
 
     def acquire(self, ids: Sequence[int] | None = None) -> int:
-        """A free slot; the cache grows by whole blocks where none is free.
-
-        Its length is 0, or with ``ids`` (what the row is to hold) as many of them as another row acquired so begins with:
-        at least ``prefixes.SHORTEST``, never the last.
-        """
+        """See ``Member.acquire``; at least ``prefixes.SHORTEST`` tokens of a common beginning are worth a copy."""
         slot = self.cache.acquire(ids)
         self.stats.reused += self.cache.length(slot)
         return slot
 
     def take_over(self, slot: int, ids: Sequence[int]) -> int:
-        """Look again for the beginning of ``ids`` in other slots, for a slot that is still empty; its length then."""
+        """See ``Member.take_over``."""
         found = self.cache.take_over(slot, ids)
         self.stats.reused += found
         return found
 
     def release(self, slot: int) -> None:
-        """Give a slot back; its content is gone."""
+        """Give a slot back."""
         self.cache.release(slot)
 
     def length(self, slot: int) -> int:
@@ -153,12 +175,8 @@ class Runner:
         return self.cache.length(slot)
 
     def rollback(self, slot: int, length: int) -> None:
-        """Shorten a row to ``length`` tokens in O(1); longer than there is: ``CacheError``."""
+        """Shorten a row to ``length`` tokens in O(1). Raises ``CacheError`` where it holds fewer."""
         self.cache.rollback(slot, length)
-
-    def reserve(self, slots: int, length: int) -> None:
-        """Allocate the cache for ``slots`` rows of ``length`` tokens at once instead of growing into it."""
-        self.cache.reserve(slots, min(length, self.context_length))
 
     def shared(self, ids: Sequence[int]) -> int:
         """Tokens at the beginning of ``ids`` that some slot already holds; 0 where too few to be worth a copy."""
@@ -170,10 +188,14 @@ class Runner:
 
     # -- memory --------------------------------------------------------------------------------------------------
 
+    def reserve(self, slots: int, length: int) -> None:
+        """Allocate the cache for ``slots`` rows of ``length`` tokens at once instead of growing into it."""
+        self.cache.reserve(slots, min(length, self.context_length))
+
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token of one row takes over all layers."""
-        return self.cache.bytes_per_token
+        return self.cache.limits.bytes_per_token
 
     @property
     def bytes_allocated(self) -> int:
@@ -192,22 +214,23 @@ class Runner:
     @property
     def memory(self) -> int | None:
         """Bytes that the cache may have allocated; None: no limit."""
-        return self.cache.memory_limit
+        return self.cache.limits.memory
 
     def limit_memory(self, limit: int | None) -> None:
         """Set ``memory``."""
-        self.cache.memory_limit = limit
+        self.cache.limits.memory = limit
 
     def limit_peak(self, peak: int) -> None:
         """Keep the cache below ``peak`` bytes at any moment, growing included. Never loosens ``memory``."""
         if self.cache.bytes_allocated > peak and not self.cache.held:
             self.cache.reset()
-        self.cache.memory_limit = min(self.cache.limit_for_peak(peak), self.cache.memory_limit or peak)
+        limits = self.cache.limits
+        limits.memory = min(limits.for_peak(peak), limits.memory or peak)
 
     @property
     def limited(self) -> bool:
         """Whether memory or a number of slots bounds the rows it can hold."""
-        return self.cache.memory_limit is not None or self.cache.max_slots is not None
+        return self.cache.limits.memory is not None or self.cache.limits.max_slots is not None
 
     @property
     def held(self) -> int:
@@ -221,26 +244,15 @@ class Runner:
 
     def could_hold(self, rows: int, length: int) -> bool:
         """Whether the limits allow ``rows`` rows of ``length`` tokens; a length past the context counts as the context."""
-        return self.cache.could_hold(rows, self.cache.within_context(length))
+        return self.cache.could_hold(rows, self.cache.limits.within_context(length))
+
+    def why_not(self, rows: int, length: int) -> str | None:
+        """The figures that make ``could_hold`` false; None where it is true."""
+        return self.cache.why_not(rows, self.cache.limits.within_context(length))
 
     def make_room(self, rows: int, length: int, *, ahead: int, most: int) -> Mapping[int, int]:
-        """Shape the cache for what a round may add (see ``Member.make_room``).
-
-        A cache is one block ``[slots, positions]``, so its longest row sets the positions of all: where slots are wanted and a long
-        row has gone, the block is cut to what the rows need.
-        """
-        cache = self.cache
-        length, ahead = cache.within_context(length), cache.within_context(ahead)
-        if rows <= cache.slots and length <= cache.capacity:
-            return {}
-        if cache.could_hold(max(rows, cache.slots), max(length, cache.capacity)):
-            roomy = cache.could_hold(max(rows, cache.slots), max(ahead, cache.capacity))
-            cache.grow(rows, ahead if roomy else length)
-            return {}
-        length = ahead if cache.could_hold(rows, ahead) else length
-        while rows < most and cache.could_hold(rows + 1, length):
-            rows += 1
-        return cache.reshape(rows, length)
+        """Shape the cache for what a round may add; see ``Member.make_room``."""
+        return self.cache.make_room(rows, length, ahead=ahead, most=most)
 
     def free_memory(self) -> None:
         """Let go of all cache memory, where no slot is held."""
@@ -248,10 +260,6 @@ class Runner:
             self.cache.reset()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def why_not(self, rows: int, length: int) -> str | None:
-        """The figures that make ``could_hold`` false; None where it is true."""
-        return self.cache.why_not(rows, self.cache.within_context(length))
 
     # -- forwards ------------------------------------------------------------------------------------------------
 
@@ -262,16 +270,15 @@ class Runner:
         new_ids: Sequence[Sequence[int]],
         logits: str | Sequence[int] = "last",
     ) -> Logits:
-        """Append ``new_ids[r]`` to the row in ``slots[r]`` and return the logits behind the positions asked for.
-
-        ``logits``: "last" (one per row, which then needs at least one new id), "all", "none", or per row the number of
-        trailing new positions. Rows may differ in length and come in any order; a row may be empty where nothing is
-        asked of it. Raises ``InputError``, ``ContextError`` or ``CacheError`` before any row has changed.
-        """
+        """Append ids to rows and return the logits behind the positions that are asked for; see ``Member.extend``."""
         counts = [len(ids) for ids in new_ids]
-        wanted = self._wanted(slots, counts, logits)
-        starts = self._check(slots, new_ids, counts)
-        forwards = packing.chunks(slots, starts, counts, self.chunk_tokens)
+        wanted = requests.wanted_positions(self.name, len(slots), counts, logits)
+        lengths = [self.cache.length(slot) for slot in slots]
+        requests.check_extension(
+            self.name, slots, new_ids, lengths, context_length=self.context_length, id_limit=self.body.id_limit
+        )
+        self._grow_cache(slots, lengths, counts)
+        forwards = packing.chunks(slots, lengths, counts, self.chunk_tokens)
         read: dict[int, list[torch.Tensor]] = {}
         with self.stats.clock:
             for pieces in forwards:
@@ -285,75 +292,55 @@ class Runner:
 
     @torch.no_grad()
     def read_trees(self, slots: Sequence[int], trees: Sequence[Tree]) -> Logits:
-        """Read several continuations of each row, ``trees[r]`` behind the cached tokens of the row in ``slots[r]``, in one forward.
+        """Read several continuations of each row in one forward; see ``Member.read_trees``.
 
-        Returns the logits behind every tree's ``wanted`` nodes, in that order. The rows stay as they are; ``keep_paths``
-        may make one path of each tree part of its row. Attends through SDPA, whatever else the runner uses. Raises
-        ``InputError``, ``ContextError`` or ``CacheError`` before anything has changed.
+        Attends through SDPA, whatever else the runner uses.
         """
-        parts = token_trees.forwards(slots, trees, self.cache, self.chunk_tokens, self.context_length, self.name)
+        lengths = [self.cache.length(slot) for slot in slots]
+        requests.check_trees(
+            self.name, slots, trees, lengths, context_length=self.context_length, id_limit=self.body.id_limit
+        )
+        self._grow_cache_for_trees(slots, trees, lengths)
+        forwards = token_trees.forwards(slots, trees, lengths, self.chunk_tokens)
         read: dict[int, list[torch.Tensor]] = {}
         with self.stats.clock:
-            for pieces in parts:
+            for pieces in forwards:
                 step, places = token_trees.build(
                     pieces, trees, heads=self._heads, cache=self.cache, buckets=self._eager, device=self.device
                 )
-                hidden = self._body.hidden(step)
+                hidden = self.body.hidden(step)
                 for piece in pieces:
                     at = [places[piece.row] + node for node in trees[piece.row].wanted]
                     if at:
                         read[piece.row] = [hidden[torch.tensor(at, device=self.device)]]
             out = self._head(read, [len(tree.wanted) for tree in trees])
-        self.stats.tokens += sum(piece.count for pieces in parts for piece in pieces)
-        self.stats.forwards += len(parts)
+        self.stats.tokens += sum(piece.count for pieces in forwards for piece in pieces)
+        self.stats.forwards += len(forwards)
         return out
 
     @torch.no_grad()
     def keep_paths(self, slots: Sequence[int], trees: Sequence[Tree], paths: Sequence[Sequence[int]]) -> None:
-        """After ``read_trees``: cut each row at the fork of ``paths[r]`` (nodes of its tree) and append that path's tokens."""
+        """Make one path of each tree part of its row; see ``Member.keep_paths``."""
         token_trees.keep(slots, trees, paths, self.cache)
 
-    def _wanted(self, slots: Sequence[int], counts: Sequence[int], logits: str | Sequence[int]) -> list[int]:
-        """How many trailing positions of each row are read."""
-        if len(counts) != len(slots):
-            raise InputError(f"{self.name}: {len(slots)} slots but {len(counts)} lists of new ids")
-        if isinstance(logits, str):
-            kinds = {"last": [1] * len(counts), "all": list(counts), "none": [0] * len(counts)}
-            if logits not in kinds:
-                raise InputError(f"logits={logits!r} is not known; use 'last', 'all', 'none' or a count per row")
-            wanted = kinds[logits]
-        else:
-            wanted = list(logits)
-        if len(wanted) != len(counts):
-            raise InputError(f"{self.name}: {len(counts)} rows but {len(wanted)} counts of logits")
-        for row, (want, count) in enumerate(zip(wanted, counts, strict=True)):
-            if not 0 <= want <= count:
-                raise InputError(
-                    f"{self.name}: row {row} adds {count} ids, so logits of {want} positions cannot be given"
-                )
-        return wanted
-
-    def _check(self, slots: Sequence[int], new_ids: Sequence[Sequence[int]], counts: Sequence[int]) -> list[int]:
-        """Every reason to refuse, before anything changes; then room in the cache. Returns the rows' lengths."""
-        if len(set(slots)) != len(slots):
-            raise InputError(f"{self.name}: a slot appears twice in {list(slots)}; join its ids into one row")
-        starts = [self.cache.length(slot) for slot in slots]
-        limit = self._body.id_limit
-        for row, (ids, start, count) in enumerate(zip(new_ids, starts, counts, strict=True)):
-            if start + count > self.context_length:
-                raise ContextError(
-                    f"{self.name}: row {row} (slot {slots[row]}) would have {start + count} tokens, the context length is "
-                    f"{self.context_length}"
-                )
-            if count and not (min(ids) >= 0 and max(ids) < limit):
-                raise InputError(f"{self.name}: row {row} has a token id outside 0..{limit - 1}")
-        # flash-attn appends padded queries too, behind their rows' ends
+    def _grow_cache(self, slots: Sequence[int], lengths: Sequence[int], counts: Sequence[int]) -> None:
+        """Make room behind each row for its new tokens, and for the padded queries that flash-attn appends there."""
         padding = self._padded.queries(max(counts, default=0)) if self._flash is not None else 0
-        ends = [start + max(count, padding if count else 0) for start, count in zip(starts, counts, strict=True)]
+        ends = [length + max(count, padding if count else 0) for length, count in zip(lengths, counts, strict=True)]
         self.cache.grow(length=max(ends, default=0))
         for slot, end in zip(slots, ends, strict=True):
             self.cache.touch(slot, end)
-        return starts
+
+    def _grow_cache_for_trees(self, slots: Sequence[int], trees: Sequence[Tree], lengths: Sequence[int]) -> None:
+        """Make room behind each row for its tree, which may lie past the context: no path of it does."""
+        ends = [length + len(tree.ids) for tree, length in zip(trees, lengths, strict=True)]
+        longest = max(ends, default=0)
+        limits = self.cache.limits
+        if limits.max_length is not None:
+            limits.max_length = max(limits.max_length, longest)
+        self.cache.grow(length=longest)
+        for slot, end in zip(slots, ends, strict=True):
+            self.cache.touch(slot, end)
 
     def _forward(
         self,
@@ -388,7 +375,7 @@ class Runner:
             return self.graphs(step, self.cache.generation)
         if small and self.compiled is not None:
             return self.compiled(step)
-        return self._body.hidden(step)
+        return self.body.hidden(step)
 
     def _head(self, read: dict[int, list[torch.Tensor]], wanted: Sequence[int]) -> Logits:
         starts = [0]
@@ -396,6 +383,6 @@ class Runner:
             starts.append(starts[-1] + want)
         parts = [part for row in range(len(wanted)) for part in read.get(row, ())]
         if not parts:
-            empty = torch.empty(0, self._body.vocab_size, dtype=self.dtype, device=self.device)
+            empty = torch.empty(0, self.body.vocab_size, dtype=self.dtype, device=self.device)
             return Logits(empty, starts)
-        return Logits(self._body.logits(torch.cat(parts) if len(parts) > 1 else parts[0]), starts)
+        return Logits(self.body.logits(torch.cat(parts) if len(parts) > 1 else parts[0]), starts)

@@ -1,7 +1,8 @@
 """Several continuations of one row in one forward: a tree behind its cached tokens, of which one path may stay.
 
 The tree's keys and values lie in the row's own slot, behind its cached tokens, so the prefix is neither copied nor run
-again; a mask gives every node the cached tokens before its fork and its own ancestors (docs/specfuse.md has the measurement).
+again. A mask gives every node the cached tokens before its fork and its own ancestors (docs/specfuse.md has the
+measurement).
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ensemble_decode.errors import ContextError, InputError
 from ensemble_decode.members.transformers import packing
 from ensemble_decode.members.transformers.buckets import Buckets
 from ensemble_decode.members.transformers.kv_cache import SlotCache
@@ -20,37 +20,30 @@ from ensemble_decode.members.tree import Tree
 
 
 def forwards(
-    slots: Sequence[int], trees: Sequence[Tree], cache: SlotCache, limit: int, context_length: int, name: str
+    slots: Sequence[int], trees: Sequence[Tree], lengths: Sequence[int], limit: int
 ) -> list[list[packing.Piece]]:
-    """Which trees run together: all in one forward, or in several of about ``limit`` tokens. Makes room in the cache."""
-    if len(slots) != len(trees) or len(set(slots)) != len(slots):
-        raise InputError(f"{name}: {len(trees)} trees need as many slots, each once; got {list(slots)}")
-    pieces, room = [], 0
-    for row, (slot, tree) in enumerate(zip(slots, trees, strict=True)):
-        trunk = cache.length(slot)
-        if max(tree.forks, default=0) > trunk:
-            raise InputError(f"{name}: row {row} forks at {max(tree.forks)}, its slot {slot} holds {trunk} tokens")
-        if max(tree.positions, default=-1) >= context_length:
-            raise ContextError(
-                f"{name}: row {row} (slot {slot}) would have {max(tree.positions) + 1} tokens, the context length is "
-                f"{context_length}"
-            )
-        if tree.ids:
-            pieces.append(packing.Piece(row, slot, trunk, 0, len(tree.ids)))
-            room = max(room, trunk + len(tree.ids))
-    if cache.max_length is not None:  # the limit is one of the text; a tree lies flat behind it
-        cache.max_length = max(cache.max_length, room)
-    cache.grow(length=room)
-    for piece in pieces:
-        cache.touch(piece.slot, piece.end)
+    """Share trees out over forwards of about ``limit`` tokens; a tree is never cut.
+
+    Args:
+        slots: The rows' slots.
+        trees: One per slot; empty ones take part in no forward.
+        lengths: Tokens that each row holds.
+        limit: A forward takes no further tree that would make it longer than this.
+
+    Returns:
+        Per forward its trees, by slot.
+    """
     out: list[list[packing.Piece]] = []
-    held = limit
-    for piece in pieces:
-        if held + piece.count > limit:
+    taken = limit
+    for row, (slot, tree, length) in enumerate(zip(slots, trees, lengths, strict=True)):
+        if not tree.ids:
+            continue
+        piece = packing.Piece(row, slot, length, 0, len(tree.ids))
+        if taken + piece.count > limit:
             out.append([])
-            held = 0
+            taken = 0
         out[-1].append(piece)
-        held += piece.count
+        taken += piece.count
     return [sorted(part, key=lambda piece: piece.slot) for part in out]
 
 
@@ -63,7 +56,19 @@ def build(
     buckets: Buckets,
     device: torch.device,
 ) -> tuple[packing.Step, dict[int, int]]:
-    """The forward of some trees and, per row, the packed index of its first node."""
+    """Plan the forward of some trees.
+
+    Args:
+        pieces: One per tree that takes part, by slot.
+        trees: All trees; ``piece.row`` says which is meant.
+        heads: The numbers of KV heads that layers have.
+        cache: Where keys and values go.
+        buckets: How shapes are rounded.
+        device: Where the forward runs.
+
+    Returns:
+        The forward, and per row the packed index of its tree's first node.
+    """
     step, places = packing.build(
         pieces,
         [tree.ids for tree in trees],
@@ -85,17 +90,23 @@ def build(
 
 
 def keep(slots: Sequence[int], trees: Sequence[Tree], paths: Sequence[Sequence[int]], cache: SlotCache) -> None:
-    """Make one path of each tree part of its row: cut the row at the path's fork and move the path's keys and values there.
+    """Make one path of each tree part of its row: cut the row at the path's fork, move the path's keys and values there.
 
-    Valid until a slot is extended again. All rows move in one gather and one scatter per layer.
+    All rows move in one gather and one scatter per layer.
+
+    Args:
+        slots: The rows' slots; none was extended since its tree was read.
+        trees: The trees that were read.
+        paths: Per row the nodes of one path.
+        cache: Where keys and values lie.
     """
     taken: list[int] = []
     where: list[int] = []
     home: list[int] = []
     for slot, tree, path in zip(slots, trees, paths, strict=True):
-        trunk, fork = cache.length(slot), tree.forks[path[0]]
+        length, fork = cache.length(slot), tree.forks[path[0]]
         home += [slot] * len(path)
-        taken += [trunk + node for node in path]
+        taken += [length + node for node in path]
         where += range(fork, fork + len(path))
         cache.rollback(slot, fork)
         cache.advance(slot, len(path), [tree.ids[node] for node in path])

@@ -17,6 +17,7 @@ from ensemble_decode.members import sources as models
 from ensemble_decode.members.sources import gguf_convert
 from ensemble_decode.members.sources.catalogue import DEMO_MODELS
 from ensemble_decode.members.transformers import loading
+from ensemble_decode.members.transformers.cpu import bfloat16_products
 
 WIDTH, LAYERS, HEADS, KV_HEADS, INNER = 64, 2, 4, 2, 96
 
@@ -129,7 +130,7 @@ def test_loads_with_every_end_id_and_its_context_length(home, tmp_path):
     assert loaded.eos_ids == (END, TURN)
     assert loaded.context_length == 128
     assert loaded.name == "tiny.gguf"
-    assert loaded.dtype == torch.float32 or loading.cpu_has_bfloat16()
+    assert loaded.dtype == torch.float32 or bfloat16_products() == "instructions"
 
 
 def test_converted_once_until_the_file_changes(home, tmp_path, monkeypatch):

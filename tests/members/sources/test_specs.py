@@ -86,7 +86,7 @@ def test_devices_one_for_all_or_one_each_and_auto_spreads_over_gpus(monkeypatch)
     ],
 )
 def test_automatic_dtype(monkeypatch, checkpoint, device, native, expected):
-    monkeypatch.setattr(loading, "cpu_has_bfloat16", lambda: native)
+    monkeypatch.setattr(loading, "bfloat16_products", lambda: "instructions" if native else "float32 vectors")
     assert loading._dtype_for(None, checkpoint, torch.device(device)) == expected
 
 

@@ -172,7 +172,7 @@ def test_float32_takes_it_where_torch_has_no_avx512():
 
 @pytest.mark.parametrize("lacking", [True, False])
 def test_the_runner_takes_it_where_the_cpu_lacks_bfloat16_or_when_told(lacking, monkeypatch):
-    monkeypatch.setattr(few_rows_module, "lacks_bfloat16", lambda: lacking)
+    monkeypatch.setattr(few_rows_module, "bfloat16_products", lambda: "emulated" if lacking else "float32 vectors")
     ids = [[1, 2, 3, 4, 5, 6], [7, 8, 9]]
 
     def play(asked):

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from ensemble_decode.errors import CacheError
+from ensemble_decode.members.transformers.cache_size import CacheLimits
 from ensemble_decode.members.transformers.kv_cache import SlotCache
 from ensemble_decode.members.transformers.layer_store import LayerShape
 
@@ -12,7 +13,7 @@ BYTES_PER_TOKEN = 2 * (4 + 4) * 4 + 1 * (8 + 6) * 2
 
 
 def make(**kwargs):
-    return SlotCache(SHAPES, **({"block": 8, "slot_block": 2} | kwargs))
+    return SlotCache(CacheLimits(SHAPES, **({"block": 8, "slot_block": 2} | kwargs)))
 
 
 def write(cache, slot, position, number):
@@ -151,7 +152,7 @@ def test_what_would_less_than_double_the_cache_is_kept():
 
 
 def test_growth_that_leaves_slots_behind_obeys_the_limits():
-    cache = make(memory_limit=40 * BYTES_PER_TOKEN + 200, max_length=200)
+    cache = make(memory=40 * BYTES_PER_TOKEN + 200, max_length=200)
     first, *others = [cache.acquire() for _ in range(4)]
     for slot in others:
         cache.release(slot)
@@ -200,7 +201,7 @@ def test_growth_leaves_nothing_of_rolled_back_tokens():
 
 def test_memory_is_counted_in_bytes():
     cache = make()
-    assert (cache.bytes_used, cache.bytes_allocated, cache.bytes_per_token) == (0, 0, BYTES_PER_TOKEN)
+    assert (cache.bytes_used, cache.bytes_allocated, cache.limits.bytes_per_token) == (0, 0, BYTES_PER_TOKEN)
     slot = cache.acquire()
     write(cache, slot, 0, 1.0)
     write(cache, slot, 1, 1.0)
@@ -216,7 +217,7 @@ def test_memory_is_counted_in_bytes():
 
 def test_a_memory_limit_is_kept_and_named_and_nothing_changes():
     limit = 4 * 16 * BYTES_PER_TOKEN + 200
-    cache = make(memory_limit=limit)
+    cache = make(memory=limit)
     slots = [cache.acquire() for _ in range(4)]
     write(cache, slots[0], 0, 7.0)
     cache.reserve(4, 9)  # half more would be 12, in eights 16: fits
@@ -234,7 +235,7 @@ def test_a_memory_limit_is_kept_and_named_and_nothing_changes():
 
 
 def test_under_a_limit_growth_takes_what_is_needed_where_half_more_does_not_fit():
-    cache = make(memory_limit=2 * 48 * BYTES_PER_TOKEN + 200)
+    cache = make(memory=2 * 48 * BYTES_PER_TOKEN + 200)
     cache.reserve(2, 40)
     cache.reserve(2, 41)  # 64 would be half more
     assert cache.capacity == 48

@@ -8,6 +8,7 @@ from support.runner_checks import assert_same_logits, fresh_logits
 from support.tiny_models import tiny_model
 
 from ensemble_decode.errors import CacheError
+from ensemble_decode.members.transformers.cache_size import CacheLimits
 from ensemble_decode.members.transformers.kv_cache import SlotCache
 from ensemble_decode.members.transformers.layer_store import LayerShape
 from ensemble_decode.members.transformers.prefixes import SHORTEST, Prefixes
@@ -83,7 +84,7 @@ def test_what_is_known_follows_what_is_written():
 
 
 def filled(**options):
-    cache = SlotCache(SHAPES, **({"block": 64, "slot_block": 4} | options))
+    cache = SlotCache(CacheLimits(SHAPES, **({"block": 64, "slot_block": 4} | options)))
     source, ids = cache.acquire(row(48, 1)), row(48, 1)
     cache.reserve(4, 60)
     for n, layer in enumerate(cache.layers):

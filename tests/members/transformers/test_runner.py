@@ -243,8 +243,8 @@ def test_bad_calls_name_what_is_wrong_and_change_nothing():
         (slots, [[1], [2]], [1, 2], InputError, "row 1 adds 1 ids"),
         (slots, [[1], [2]], "some", InputError, "'some' is not known"),
         ([slots[0], slots[0]], [[1], [2]], "last", InputError, "appears twice"),
-        (slots, [[1], [V]], "last", InputError, r"row 1 has a token id outside 0\.\.110"),
-        (slots, [[-1], [1]], "last", InputError, "row 0 has a token id outside"),
+        (slots, [[1], [V]], "last", InputError, r"row 1 has a token id that is not between 0 and 110"),
+        (slots, [[-1], [1]], "last", InputError, "row 0 has a token id that is not"),
         ([slots[0], 77], [[1], [1]], "last", CacheError, "slot 77 is not held"),
     ]
     for these, ids, logits, error, message in bad:
@@ -268,8 +268,8 @@ def test_case_24_context_length_is_kept_before_anything_changes():
 
 def test_a_memory_limit_refuses_growth_and_rows_live_on():
     free = make()
-    per_token = free.cache.bytes_per_token
-    runner = make(memory=4 * 32 * per_token + 4 * free.cache.bytes_per_token)
+    per_token = free.bytes_per_token
+    runner = make(memory=4 * 32 * per_token + 4 * free.bytes_per_token)
     slot, *others = [runner.acquire() for _ in range(4)]
     ids = row(30, 92)
     runner.extend([slot, others[-1]], [ids, [5]])

@@ -63,7 +63,7 @@ def test_buckets_round_up_to_few_shapes(n):
 def padded_runner(model, **options):
     """A runner whose every small step takes padded shapes; `hidden` is what runs them."""
     runner = Runner(model, block=16, **options)
-    runner.compiled = runner._body.hidden
+    runner.compiled = runner.body.hidden
     return runner
 
 
@@ -130,7 +130,7 @@ def test_a_traced_step_needs_no_value_on_the_host_and_equals_a_fresh_forward(fam
     runner = Runner(model)
     slots = [runner.acquire() for _ in range(3)]
     runner.extend(slots, [[1, 2, 3, 4], [5], [6, 7]], "none")
-    runner.compiled = CompiledSteps(runner._body.hidden, backend="eager")
+    runner.compiled = CompiledSteps(runner.body.hidden, backend="eager")
     out = runner.extend([slots[2], slots[0]], [[8], [9, 10]])
     assert_same_logits(out.values[:1], fresh_logits(model, [6, 7, 8])[-1:])
     assert_same_logits(out.values[1:], fresh_logits(model, [1, 2, 3, 4, 9, 10])[-1:])
@@ -160,7 +160,7 @@ def test_every_shape_is_compiled_however_many_there_are():
 def test_large_steps_are_not_compiled():
     runner = Runner(tiny_model("llama", V))
     seen = []
-    runner.compiled = lambda step: seen.append(step.ids.shape[1]) or runner._body.hidden(step)
+    runner.compiled = lambda step: seen.append(step.ids.shape[1]) or runner.body.hidden(step)
     slot = runner.acquire()
     runner.extend([slot], [[1] * (SMALL_STEP + 1)])
     runner.extend([slot], [[1] * SMALL_STEP])
@@ -194,7 +194,7 @@ def recorded_capture(run):
 
 def graph_runner(model, limit=64):
     runner = Runner(model, block=16)
-    runner.graphs = StepGraphs(runner._body.hidden, recorded_capture, limit)
+    runner.graphs = StepGraphs(runner.body.hidden, recorded_capture, limit)
     RecordedGraph.made = 0
     return runner
 

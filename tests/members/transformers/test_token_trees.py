@@ -81,7 +81,7 @@ def test_trees_beside_flash_attn(family):
         calls.append(1)
         return flash_attn_with_kvcache(*args, **kwargs)
 
-    runner._flash, runner.cache.max_length = flash, None
+    runner._flash, runner.cache.limits.max_length = flash, None
     trunk = row(20, 1)
     slot = runner.acquire()
     runner.extend([slot], [trunk], "none")
@@ -115,7 +115,7 @@ def test_the_head_runs_only_where_logits_are_read():
     slot = runner.acquire()
     runner.extend([slot], [row(5, 1)], "none")
     rows = []
-    runner._body.head.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+    runner.body.head.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     tree = Tree()
     tree.want(tree.add(5, [1, 2, 3, 4])[2])
     tree.want(tree.add(3, [9, 8])[0])

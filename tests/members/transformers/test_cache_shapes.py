@@ -4,10 +4,9 @@ import weakref
 
 import pytest
 import torch
-from support import batches
 
 from ensemble_decode.errors import CacheError, CacheLimitError
-from ensemble_decode.members.memory import cache_limits, free_memory
+from ensemble_decode.members.transformers.cache_size import CacheLimits
 from ensemble_decode.members.transformers.kv_cache import SlotCache
 from ensemble_decode.members.transformers.layer_store import LayerShape, LayerStore
 
@@ -16,7 +15,7 @@ PER_TOKEN = 2 * SHAPE.bytes_per_token
 
 
 def made(**options) -> SlotCache:
-    return SlotCache([SHAPE] * 2, **{"block": 8, "slot_block": 2} | options)
+    return SlotCache(CacheLimits([SHAPE] * 2, **{"block": 8, "slot_block": 2} | options))
 
 
 def write(cache: SlotCache, slot: int, length: int) -> None:
@@ -79,7 +78,7 @@ def test_the_peak_is_counted_with_the_copy_and_a_limit_for_it_holds(monkeypatch)
 
     monkeypatch.setattr(torch, "zeros", counted)
     cache, most = made(), 40 * 8 * PER_TOKEN
-    cache.memory_limit = cache.limit_for_peak(most)
+    cache.limits.memory = cache.limits.for_peak(most)
     cache.reserve(4, 8)
     cache.reserve(6, 30)
     cache.reshape(20, 8)
@@ -91,7 +90,7 @@ def test_the_peak_is_counted_with_the_copy_and_a_limit_for_it_holds(monkeypatch)
 
 
 def test_where_whole_blocks_of_slots_do_not_fit_single_ones_do():
-    cache = made(slot_block=4, memory_limit=3 * 8 * PER_TOKEN + 200)
+    cache = made(slot_block=4, memory=3 * 8 * PER_TOKEN + 200)
     assert cache.could_hold(3, 8)
     assert not cache.could_hold(4, 8)
     for _ in range(3):
@@ -126,14 +125,3 @@ def test_an_allocation_that_fails_half_way_is_not_used_and_reset_begins_anew(mon
     assert cache.bytes_allocated == 0
     write(cache, cache.acquire(), 5)
     assert content(cache, 0) == [1, 2, 3, 4, 5]
-
-
-def test_memory_is_shared_out_by_bytes_per_token():
-    runners = batches.pair().runners
-    limits = cache_limits(runners, 1_000_000)
-    assert sum(limits) <= 1_000_000
-    tokens = [limit / runner.bytes_per_token for limit, runner in zip(limits, runners, strict=True)]
-    assert tokens[0] == pytest.approx(tokens[1], rel=1e-3)
-    share = sum(cache_limits(runners, "10%"))
-    assert share == pytest.approx(0.1 * free_memory(torch.device("cpu")), rel=0.2)
-    assert sum(cache_limits(runners, None)) > 3 * share
