@@ -21,6 +21,7 @@ from ensemble_decode.determination.figures import (
     model_figures,
     pair_figures,
 )
+from ensemble_decode.determination.first_tokens import first_tokens
 from ensemble_decode.determination.harness_samples import Sample, read_samples
 from ensemble_decode.determination.recommend import Recommendation, Rules, pair_of, recommend
 from ensemble_decode.determination.report import Report
@@ -29,7 +30,6 @@ from ensemble_decode.determination.running import (
     Progress,
     RunSettings,
     check_specs,
-    first_tokens,
     responses,
     shapes,
 )

@@ -1,4 +1,4 @@
-"""The parts that run models: each model's own responses, and how alike two models' next-token distributions are on them."""
+"""The parts that run models: each model's own responses, and what each model weighs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,11 @@ from ensemble_decode.ensemble import Ensemble
 from ensemble_decode.errors import InputError
 from ensemble_decode.members.per_model import per_model
 from ensemble_decode.members.transformers.loading import load_tokenizer
-from ensemble_decode.methods import JS, Single, UniTE
-from ensemble_decode.outputs import Completion
+from ensemble_decode.methods import Single
 from ensemble_decode.vocab.aligned import AlignedVocab
 from ensemble_decode.vocab.model import ModelVocab
 
 Progress = Callable[[str, int, int], None]  # what is being done, how much of it is done, how much there is
-
-_NEVER = 1.0  # nats: two distributions of equal weights are at most log 2 apart, so a JS gate at 1 stays closed
 
 
 @dataclass(frozen=True)
@@ -134,67 +131,6 @@ def _generate(
                 "error": delta.error,
             }
             yield items[delta.row], record
-
-
-def first_tokens(
-    models: Models,
-    pair: tuple[int, int],
-    items: Sequence[Item],
-    folder: Path,
-    progress: Progress,
-    *,
-    positions: int,
-    top_k: int,
-) -> dict[str, dict[str, Any]]:
-    """How alike the models are on the first tokens that ``pair[0]`` writes, by the item's key; saved as responses are.
-
-    A record has, per position, ``js`` (nats, over the union of both models' ``top_k`` candidates and one bucket for the rest),
-    ``same_top`` (both would write the same) and ``stands`` (so SAFE would leave it: the same, or a mean probability over the union
-    above 1/2). There are as many positions as the response has tokens, at most ``positions``.
-    """
-    specs, settings = [models.specs[m] for m in pair], models.settings
-    log = Log(
-        folder / "first-tokens",
-        "--".join(specs),
-        {
-            "models": [identity(spec) for spec in specs],
-            **settings.of_text(),
-            "positions": positions,
-            "top_k": top_k,
-        },
-    )
-    missing = list({item.key: item for item in items if item.key not in log.records}.values())
-    what = f"{specs[0]} beside {specs[1]}: first tokens"
-    progress(what, len(items) - len(missing), len(items))
-    if missing:
-        ensemble = models.pair(*pair)
-        with log:
-            for at in range(0, len(missing), settings.batch_size):
-                batch = missing[at : at + settings.batch_size]
-                done = ensemble.generate(
-                    [item.prompt for item in batch],
-                    method=UniTE(top_k=top_k, gate=JS(_NEVER)),
-                    max_new_tokens=positions,
-                    stop=settings.stop,
-                    batch_size=settings.batch_size,
-                    chat=settings.chat,
-                    system=settings.system,
-                    trace=True,
-                )
-                for item, completion in zip(batch, done, strict=True):
-                    log.add({"key": item.key, "id": item.id, **_likeness(completion)})
-                progress(what, len(items) - len(missing) + at + len(batch), len(items))
-    return log.records
-
-
-def _likeness(done: Completion) -> dict[str, Any]:
-    steps = done.trace or []
-    same = [step.model_top[0] == step.model_top[1] for step in steps]
-    stands = []
-    for step, alike in zip(steps, same, strict=True):
-        mass = dict(zip(step.candidates, step.probs, strict=True)).get(step.chosen, 0.0)
-        stands.append(alike or mass > 0.5)
-    return {"js": [step.js for step in steps], "same_top": same, "stands": stands, "error": done.error}
 
 
 def shapes(models: Models, folder: Path) -> list[ModelShape]:

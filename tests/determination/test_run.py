@@ -95,6 +95,10 @@ def test_first_tokens_are_judged_on_the_first_models_text(study, specs):
         middle = (rows[0] + rows[1]) / 2
         js = sum(0.5 * (r[r > 0] * np.log(r[r > 0] / middle[r > 0])).sum() for r in rows)
         assert record["js"][j] == pytest.approx(js, abs=1e-4)
+        mean = sum(r[:-1] / r[:-1].sum() for r in rows) / 2
+        chosen = union.index(int(vocab.to_cid[0][own["token_ids"][j]]))
+        assert abs(mean[chosen] - 0.5) > 1e-4
+        assert record["stands"][j] == (mean[chosen] > 0.5 or record["same_top"][j])
         assert record["same_top"][j] == (
             vocab.models[0].token_bytes[probs[0].argmax()] == vocab.models[1].token_bytes[probs[1].argmax()]
         )
