@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ensemble_decode.determination.findings import Findings
 from ensemble_decode.determination.recommend import allowed_gap
 from ensemble_decode.determination.words import letter
 from ensemble_decode.errors import InputError
@@ -13,7 +14,6 @@ from ensemble_decode.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ensemble_decode.determination.report import Report
 
 # Okabe and Ito's colours, told apart by colour-blind readers too
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999933")
@@ -47,21 +47,21 @@ def _svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def draw(report: Report) -> dict[str, str]:
+def draw(found: Findings) -> dict[str, str]:
     """All plots by name, as SVG: scores, lengths, and with two models or more words, js, room. Raises ``InputError`` without matplotlib."""
     try:
         import matplotlib
     except ImportError as error:
         raise InputError("the HTML report needs matplotlib: pip install 'ensemble-decode[determine]'") from error
     with matplotlib.rc_context(_STYLE):
-        made = {"scores": _scores(report), "lengths": _lengths(report)}
-        if report.pairs:
-            made["room"] = _room(report)
-        if any(pair.word_agreement is not None for pair in report.pairs):
-            made["words"] = _matrix(report, [pair.word_agreement for pair in report.pairs], 1.0, 1.0, "{:.0%}", "Blues")
-        js = [next(reversed(pair.js.values()), None) for pair in report.pairs]
+        made = {"scores": _scores(found), "lengths": _lengths(found)}
+        if found.pairs:
+            made["room"] = _room(found)
+        if any(pair.word_agreement is not None for pair in found.pairs):
+            made["words"] = _matrix(found, [pair.word_agreement for pair in found.pairs], 1.0, 1.0, "{:.0%}", "Blues")
+        js = [next(reversed(pair.js.values()), None) for pair in found.pairs]
         if any(value is not None for value in js):
-            made["js"] = _matrix(report, js, 0.0, 0.6931, "{:.2f}", "Oranges")
+            made["js"] = _matrix(found, js, 0.0, 0.6931, "{:.2f}", "Oranges")
     return made
 
 
@@ -73,29 +73,29 @@ def _rows(axis: Any, labels: Sequence[str]) -> None:
     axis.set_axisbelow(True)
 
 
-def _scores(report: Report) -> str:
-    figure, axis = _new(1.0 + 0.45 * len(report.models))
-    best = max(model.score.value for model in report.models)
-    floor = max(0.0, best - allowed_gap(best, report.rules))
+def _scores(found: Findings) -> str:
+    figure, axis = _new(1.0 + 0.45 * len(found.models))
+    best = max(model.score.value for model in found.models)
+    floor = max(0.0, best - allowed_gap(best, found.rules))
     axis.axvspan(floor, best, color=COLOURS[0], alpha=0.10, linewidth=0)
-    for m, model in enumerate(report.models):
+    for m, model in enumerate(found.models):
         score, colour = model.score, COLOURS[m % len(COLOURS)]
         axis.plot([score.low, score.high], [m, m], color=colour, linewidth=2, solid_capstyle="butt")
         axis.plot([score.value], [m], "o", color=colour, markersize=8)
         axis.annotate(
             f"{score.value:.1%}", (score.value, m), textcoords="offset points", xytext=(0, 8), ha="center", fontsize=10
         )
-    _rows(axis, [letter(m) for m in range(len(report.models))])
-    axis.set_ylim(len(report.models) - 0.5, -0.75)
+    _rows(axis, [letter(m) for m in range(len(found.models))])
+    axis.set_ylim(len(found.models) - 0.5, -0.75)
     axis.set_xlim(0, 1.02)
     axis.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
     axis.set_xlabel("score")
     return _svg(figure)
 
 
-def _lengths(report: Report) -> str:
-    figure, axis = _new(1.0 + 0.45 * len(report.models))
-    lengths = [[len(one.text.split()) for one in side] for side in report.responses]
+def _lengths(found: Findings) -> str:
+    figure, axis = _new(1.0 + 0.45 * len(found.models))
+    lengths = [[len(one.text.split()) for one in side] for side in found.responses]
     for m, values in enumerate(lengths):
         colour = COLOURS[m % len(COLOURS)]
         axis.boxplot(
@@ -113,20 +113,20 @@ def _lengths(report: Report) -> str:
             capprops={"color": colour},
             meanprops={"marker": "D", "markerfacecolor": "white", "markeredgecolor": colour, "markersize": 6},
         )
-    _rows(axis, [letter(m) for m in range(len(report.models))])
+    _rows(axis, [letter(m) for m in range(len(found.models))])
     axis.set_xlim(left=0)
     axis.set_xlabel("words in a response")
     return _svg(figure)
 
 
 def _matrix(
-    report: Report, values: Sequence[float | None], self_value: float, top: float, form: str, colours: str
+    found: Findings, values: Sequence[float | None], self_value: float, top: float, form: str, colours: str
 ) -> str:
     """A symmetric matrix of pair figures; ``self_value`` on its diagonal."""
-    count = len(report.models)
+    count = len(found.models)
     figure, axis = _new(1.0 + 0.75 * count)
     table: list[list[float | None]] = [[self_value if a == b else None for b in range(count)] for a in range(count)]
-    for pair, value in zip(report.pairs, values, strict=True):
+    for pair, value in zip(found.pairs, values, strict=True):
         table[pair.first][pair.second] = table[pair.second][pair.first] = value
     shown = [[float("nan") if cell is None else cell for cell in row] for row in table]
     axis.imshow(shown, cmap=colours, vmin=0, vmax=top, aspect="auto", alpha=0.85)
@@ -146,9 +146,9 @@ def _matrix(
     return _svg(figure)
 
 
-def _room(report: Report) -> str:
-    figure, axis = _new(1.3 + 0.45 * len(report.pairs))
-    for row, pair in enumerate(report.pairs):
+def _room(found: Findings) -> str:
+    figure, axis = _new(1.3 + 0.45 * len(found.pairs))
+    for row, pair in enumerate(found.pairs):
         parts = [
             (pair.both, "#4D4D4D"),
             (pair.only_first, COLOURS[pair.first % len(COLOURS)]),
@@ -162,7 +162,7 @@ def _room(report: Report) -> str:
                 ink = _INK if colour == "#E4E4E4" else "white"
                 axis.text(at + share / 2, row, f"{share:.0%}", ha="center", va="center", color=ink, fontsize=10)
             at += share
-    _rows(axis, [f"{letter(pair.first)} and {letter(pair.second)}" for pair in report.pairs])
+    _rows(axis, [f"{letter(pair.first)} and {letter(pair.second)}" for pair in found.pairs])
     axis.set_xlim(0, 1)
     axis.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0%", "25%", "50%", "75%", "100%"])
     axis.set_xlabel("both right (dark), only one (its colour), neither (light)")

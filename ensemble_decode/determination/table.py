@@ -2,56 +2,52 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
 from ensemble_decode.determination import words
+from ensemble_decode.determination.findings import Findings
 from ensemble_decode.determination.words import letter
 
-if TYPE_CHECKING:
-    from ensemble_decode.determination.report import Report
 
-
-def show(report: Report, console: Console) -> None:
+def show(found: Findings, console: Console) -> None:
     """Print the report: models, pairs, recommendation."""
-    parts: list[RenderableType] = [_models(report)]
-    if report.pairs:
-        parts.append(_pairs(report))
+    parts: list[RenderableType] = [_models(found)]
+    if found.pairs:
+        parts.append(_pairs(found))
     console.print(Group(*parts))
-    console.print(f"[bold]{escape(words.headline(report))}[/]", highlight=False)
-    for line in words.reasons(report):
+    console.print(f"[bold]{escape(words.headline(found))}[/]", highlight=False)
+    for line in words.reasons(found):
         console.print(Padding(f"• {escape(line)}", (0, 0, 0, 2)), highlight=False)
 
 
-def _models(report: Report) -> Table:
+def _models(found: Findings) -> Table:
     """One column a model, as few are compared and their figures are many."""
-    table = Table("", title=f"{report.settings['data']['items']} items", title_justify="left")
-    for m in range(len(report.models)):
+    table = Table("", title=f"{found.settings['data']['items']} items", title_justify="left")
+    for m in range(len(found.models)):
         table.add_column(letter(m), justify="right", overflow="fold")
-    table.add_row("model", *map(escape, report.names))
-    for name, values in words.model_figures(report).items():
+    table.add_row("model", *map(escape, found.names))
+    for name, values in words.model_figures(found).items():
         table.add_row(name, *values)
     return table
 
 
-def _pairs(report: Report) -> Table:
+def _pairs(found: Findings) -> Table:
     """One column a pair: there are more figures than pairs that a terminal is wide."""
     table = Table(title="pairs", title_justify="left")
     table.add_column("")
-    for pair in report.pairs:
+    for pair in found.pairs:
         table.add_column(f"{letter(pair.first)} and {letter(pair.second)}", justify="right")
-    for name, values in pair_rows(report):
+    for name, values in pair_rows(found):
         table.add_row(name, *values)
     return table
 
 
-def pair_rows(report: Report) -> list[tuple[str, list[str]]]:
+def pair_rows(found: Findings) -> list[tuple[str, list[str]]]:
     """Every figure of the pairs, in words: a name, and a value per pair."""
-    pairs = report.pairs
+    pairs = found.pairs
     rows = [
         ("equal answers", [words.percent(pair.equal_answers) for pair in pairs]),
         ("both right", [words.percent(pair.both) for pair in pairs]),

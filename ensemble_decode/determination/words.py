@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
 
+from ensemble_decode.determination.findings import Findings
 from ensemble_decode.determination.stats import Estimate
-
-if TYPE_CHECKING:
-    from ensemble_decode.determination.report import Report
 
 METHOD_NAMES = {"unite": "UniTE", "safe": "SAFE", "specfuse": "SpecFuse", "single": "a single model"}
 
@@ -38,40 +35,40 @@ def nats(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def headline(report: Report) -> str:
+def headline(found: Findings) -> str:
     """The recommendation in one line."""
-    advice, names = report.recommendation, report.names
+    advice, names = found.recommendation, found.names
     if not advice.ensemble:
         return f"Do not ensemble: use {names[advice.primary]} alone"
     return f"Ensemble {' and '.join(names[m] for m in advice.models)} with {METHOD_NAMES[advice.method]}"
 
 
-def reasons(report: Report) -> list[str]:
+def reasons(found: Findings) -> list[str]:
     """Why, a sentence each: the rules' reasons, what was left out, the expected cost where it is known."""
-    advice = report.recommendation
+    advice = found.recommendation
     lines = [*advice.reasons, *(f"Left out: {name}: {why}." for name, why in advice.left_out.items())]
-    cost = cost_sentence(report)
+    cost = cost_sentence(found)
     return lines if cost is None else [*lines, cost]
 
 
-def model_figures(report: Report) -> dict[str, list[str]]:
+def model_figures(found: Findings) -> dict[str, list[str]]:
     """Each figure's head with its value for every model."""
-    confidence = report.settings["bootstrap"]["confidence"]
+    confidence = found.settings["bootstrap"]["confidence"]
     return {
-        "score": [percent(model.score.value) for model in report.models],
-        f"{confidence:.0%} interval": [interval(model.score) for model in report.models],
-        "points below best": [points(model.gap.value) for model in report.models],
-        "mean words": [f"{model.words.mean:.1f}" for model in report.models],
-        "mean characters": [f"{model.characters.mean:.0f}" for model in report.models],
-        "ended": [percent(model.ended) for model in report.models],
-        "cut at limit": [percent(model.cut) for model in report.models],
+        "score": [percent(model.score.value) for model in found.models],
+        f"{confidence:.0%} interval": [interval(model.score) for model in found.models],
+        "points below best": [points(model.gap.value) for model in found.models],
+        "mean words": [f"{model.words.mean:.1f}" for model in found.models],
+        "mean characters": [f"{model.characters.mean:.0f}" for model in found.models],
+        "ended": [percent(model.ended) for model in found.models],
+        "cut at limit": [percent(model.cut) for model in found.models],
     }
 
 
-def command(report: Report) -> str:
+def command(found: Findings) -> str:
     """How to run what is recommended, with the settings of the responses."""
-    advice, generation = report.recommendation, report.settings["generation"]
-    options = [f"--model {shell(report.names[m])}" for m in advice.models]
+    advice, generation = found.recommendation, found.settings["generation"]
+    options = [f"--model {shell(found.names[m])}" for m in advice.models]
     options += [f"--method {advice.method}", f"--max-new-tokens {generation['max_new_tokens']}"]
     options += [f"--stop {shell(stop)}" for stop in generation["stop"]]
     return f"ensemble-decode generate {' '.join(options)} 'PROMPT'"
@@ -84,19 +81,19 @@ def shell(text: str) -> str:
     return "$'" + text.encode("unicode_escape").decode().replace("'", "\\'") + "'"
 
 
-def cost_sentence(report: Report) -> str | None:
+def cost_sentence(found: Findings) -> str | None:
     """What the cost model says, or None without one."""
-    cost, names = report.cost, report.names
+    cost, names = found.cost, found.names
     if cost is None:
         return None
     where = f"{cost.device} at batch {cost.batch}, behind {cost.prompt_tokens} tokens of prompt"
     source = "predicted from its data sheet" if cost.predicted else "from its measured rates"
     fits = "" if cost.fits else "; weights and caches do not fit its memory"
-    primary = cost.alone[names[report.recommendation.primary]]
-    if not report.recommendation.ensemble:
+    primary = cost.alone[names[found.recommendation.primary]]
+    if not found.recommendation.ensemble:
         return f"Expected cost on {where}: {primary:.3g} ms per token, {source}{fits}."
     stands = "" if cost.stands is None else f"; {cost.stands:.0%} of drafted tokens taken to stand"
     return (
         f"Expected cost on {where}: {cost.together:.3g} ms per token, {cost.times_primary:.2f} times "
-        f"{names[report.recommendation.primary]} alone ({primary:.3g} ms), {source}{stands}{fits}."
+        f"{names[found.recommendation.primary]} alone ({primary:.3g} ms), {source}{stands}{fits}."
     )

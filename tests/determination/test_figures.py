@@ -8,7 +8,7 @@ import pytest
 
 import ensemble_decode as ed
 from ensemble_decode.determination.figures import likeness
-from ensemble_decode.determination.html import _tail
+from ensemble_decode.determination.html import prompt_end
 from ensemble_decode.determination.stats import Bootstrap, ratio
 from ensemble_decode.errors import InputError
 
@@ -224,10 +224,10 @@ def test_the_page_is_whole_and_escaped(tmp_path):
 
 
 def test_a_prompts_end_is_shown_where_the_question_stands():
-    assert _tail("Q: 1\nA: 2\n\n" * 30 + "Q: " + "word " * 20) == "…\nQ: " + "word " * 19 + "word"
-    assert _tail("A long story. " * 5 + "\n\nWho?\n\nAnswer:") == "A long story. " * 5 + "\n\nWho?\n\nAnswer:"
-    assert _tail([{"role": "system", "content": "x"}, {"role": "user", "content": "Why?"}]) == "Why?"
-    assert _tail("a" * 1000) == "… " + "a" * 300
+    assert prompt_end("Q: 1\nA: 2\n\n" * 30 + "Q: " + "word " * 20) == "…\nQ: " + "word " * 19 + "word"
+    assert prompt_end("A long story. " * 5 + "\n\nWho?\n\nAnswer:") == "A long story. " * 5 + "\n\nWho?\n\nAnswer:"
+    assert prompt_end([{"role": "system", "content": "x"}, {"role": "user", "content": "Why?"}]) == "Why?"
+    assert prompt_end("a" * 1000) == "… " + "a" * 300
 
 
 def test_what_cannot_be_is_refused_by_name(tmp_path):
