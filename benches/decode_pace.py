@@ -69,8 +69,8 @@ class Pace:
 
 def pace(ensemble: ed.Ensemble, prompts: list[str], method: Method, tokens: int, rounds: int | None = None) -> Pace:
     """Run all prompts as one batch for ``rounds`` rounds after the first (None: to the end), as long as no row has ended."""
-    rows = ensemble._rows(prompts, method, tokens, None, "template", "error", None, False)
-    moved = ensemble._run(rows, method, ed.Sampling(), len(rows))
+    rows = ensemble.rows(prompts, method=method, max_new_tokens=tokens)
+    moved = ensemble.run(rows, batch_size=len(rows))
 
     def one_round() -> None:
         for _ in rows:

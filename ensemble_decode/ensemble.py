@@ -2,64 +2,57 @@
 
 from __future__ import annotations
 
-import math
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
-from ensemble_decode.decode.engine import Engine
+from ensemble_decode.decode.admission import Room
 from ensemble_decode.decode.loop import run
-from ensemble_decode.decode.prompts import ChatMode, Prompt, SystemMode, as_prompts, check_prompt_type, prompt_ids
+from ensemble_decode.decode.models import Defaults, Models
+from ensemble_decode.decode.prompts import TEMPLATE, ChatMode, Prompt, Rendering, SystemMode, as_prompts
+from ensemble_decode.decode.requests import BatchRequest
 from ensemble_decode.decode.scheduler import PREFILL_TOKENS, Scheduler
-from ensemble_decode.decode.sequence import Request, Row, check_prompt
-from ensemble_decode.errors import ContextError, EnsembleError, InputError
+from ensemble_decode.decode.sequence import Row
+from ensemble_decode.errors import InputError
 from ensemble_decode.members.memory import cache_limits
-from ensemble_decode.members.per_model import per_model
+from ensemble_decode.members.per_model import check_weights
 from ensemble_decode.members.transformers.loading import Device, Dtype, load_all
 from ensemble_decode.members.transformers.runner import Runner
 from ensemble_decode.methods import Method, UniTE
 from ensemble_decode.methods.base import participants
 from ensemble_decode.outputs import Completion, Delta
-from ensemble_decode.sampling import Sampling
+from ensemble_decode.settings import Sampling
 from ensemble_decode.vocab.aligned import AlignedVocab
 
 if TYPE_CHECKING:
     from ensemble_decode.decode.batch_run import BatchRun
-    from ensemble_decode.decode.requests import BatchRequest, Order
+    from ensemble_decode.decode.requests import Order
 
 GREEDY = Sampling()
-
-
-def check_weights(weight: float | Sequence[float] | None, models: int) -> list[float]:
-    """Weights that sum to 1.
-
-    Args:
-        weight: One value for all models, or one per model; None: all equal.
-        models: The number of models.
-
-    Raises:
-        InputError: A weight is negative, infinite or no number, or all are 0.
-    """
-    values = []
-    for m, given in enumerate(per_model(1.0 if weight is None else weight, models, "weight")):
-        value = float(given) if isinstance(given, Real) and not isinstance(given, bool) else math.nan
-        if not (math.isfinite(value) and value >= 0):
-            raise InputError(f"weight: the weight of model {m} must be a finite number, 0 or more; got {given!r}")
-        values.append(value)
-    total = sum(values)
-    if total == 0:
-        raise InputError("weight: at least one weight must be above 0, all are 0")
-    return [value / total for value in values]
 
 
 class Ensemble:
     """Several causal language models, each with its own tokenizer, that write one text together.
 
-    Use ``Ensemble.load`` for models by name, or this constructor for runners and an aligned vocabulary made by hand.
-    Model 0 is the primary.
+    Use ``Ensemble.load`` for models by name, or this constructor for members and an aligned vocabulary made by hand.
+
+    Calls from several threads are safe: they take turns, round by round, in the order in which they came, and each gets
+    what it would get alone. One batch for all callers is a ``session``.
+
+    Args:
+        runners: The models; the first is the primary.
+        tokenizers: Their tokenizers.
+        vocab: Their vocabularies, aligned.
+        weight: One value for all models or one per model; default: all equal.
+
+    Attributes:
+        runners: As given.
+        tokenizers: As given.
+        vocab: As given.
+        weights: One per model; they sum to 1.
+
+    Raises:
+        InputError: The numbers of runners, tokenizers and vocabularies differ, or a weight cannot be used.
     """
 
     def __init__(
@@ -78,6 +71,7 @@ class Ensemble:
         self.tokenizers = list(tokenizers)
         self.vocab = vocab
         self.weights = check_weights(weight, len(self.runners))
+        self._models = Models(self.runners, self.tokenizers, vocab, self.weights)
 
     # -- use -------------------------------------------------------------------------------------------------------
 
@@ -89,29 +83,58 @@ class Ensemble:
         max_new_tokens: int = 128,
         stop: str | bytes | Sequence[str | bytes] | None = None,
         sampling: Sampling = GREEDY,
+        weight: float | Sequence[float] | None = None,
         batch_size: int = 32,
         chat: ChatMode = "template",
         system: SystemMode = "error",
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
         row_ids: Sequence[int] | None = None,
         trace: bool = False,
         errors: Literal["return", "raise"] = "return",
         on_delta: Callable[[Delta], None] | None = None,
     ) -> list[Completion]:
-        """Complete each prompt; results in the order of the prompts, each equal to what its prompt gives alone.
+        """Complete each prompt.
 
-        ``prompts``: a string, a list of chat messages, or a list of those. ``method`` defaults to ``UniTE()``. At most
-        ``batch_size`` rows run at a time; a row that ends is replaced at once. ``chat='plain'`` sends chat messages without any
-        template, ``system='merge'`` moves a system message into the first user message where a template refuses it.
-        Sampling depends on (seed, row id, step): ``row_ids`` defaults to the places in ``prompts``. ``trace`` keeps every
-        step's candidates. ``on_delta`` is called with every piece of text as it becomes final.
+        A row that cannot be run ends alone, with ``finish_reason='error'`` and a message. Arguments that no row could use
+        are refused at once.
 
-        A row that cannot be run ends alone, with ``finish_reason='error'`` and a message; with ``errors='raise'`` the first such
-        error is raised once all rows have ended. Arguments that no row could use raise ``InputError``.
+        Args:
+            prompts: A string, a list of chat messages, a ``TokenPrompt``, or a list of those.
+            method: Default: ``UniTE()``.
+            max_new_tokens: The most tokens of the primary, END included.
+            stop: The text ends before the first of these strings.
+            sampling: How a token is chosen; default: greedy. A draw depends on the seed, the row's id and the step alone.
+            weight: Of the models in this call; default: the ensemble's.
+            batch_size: The most rows that run at a time; a row that ends is replaced at once.
+            chat: ``"template"``: messages by each model's own chat template; ``"plain"``: their contents, blank lines
+                between.
+            system: What becomes of a system message that a template refuses: ``"error"``; or ``"merge"``, it goes in front
+                of the first user message.
+            add_generation_prompt: Whether the templates open the assistant's answer; None: unless the last message is
+                continued.
+            continue_final_message: Whether the models continue the last message.
+            chat_template_kwargs: What the templates get beside the messages: one mapping for all models, or one per model.
+            row_ids: The rows' ids in sampling; default: their places in ``prompts``.
+            trace: Keep every step's candidates.
+            errors: ``"return"``, or ``"raise"``: the first row's error is raised once all rows have ended.
+            on_delta: Called with every piece of text as it becomes final.
+
+        Returns:
+            Completions in the order of the prompts, each equal to what its prompt gives alone.
+
+        Raises:
+            InputError: An argument that no row could use.
         """
         if errors not in ("return", "raise"):
             raise InputError(f"errors must be 'return' or 'raise', got {errors!r}")
-        rows = self._rows(prompts, method, max_new_tokens, stop, chat, system, row_ids, trace)
-        for row in self._run(rows, method, sampling, batch_size):
+        rows, defaults = self._prepare(
+            prompts, method, max_new_tokens, stop, sampling,
+            Rendering(chat, system, add_generation_prompt, continue_final_message, chat_template_kwargs),
+            weight=weight, row_ids=row_ids, trace=trace,
+        )  # fmt: skip
+        for row in self._run(rows, defaults, batch_size):
             if on_delta is not None:
                 on_delta(row.delta())
         done = [row.completion() for row in rows]
@@ -125,28 +148,56 @@ class Ensemble:
         max_new_tokens: int = 128,
         stop: str | bytes | Sequence[str | bytes] | None = None,
         sampling: Sampling = GREEDY,
+        weight: float | Sequence[float] | None = None,
         batch_size: int = 32,
         chat: ChatMode = "template",
         system: SystemMode = "error",
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
         row_ids: Sequence[int] | None = None,
     ) -> Iterator[Delta]:
-        """Like ``generate``, as deltas: whole characters only, never a byte that a stop string or a rollback may take back.
+        """Like ``generate``, as deltas: whole characters, never a byte that a stop string or a roll back may take away.
 
-        With several prompts the deltas interleave; ``delta.row`` says whose they are. The joined texts of a row equal its
-        completion's text.
+        With several prompts the deltas interleave. Closing or dropping the iterator frees the rows' memory.
+
+        Args:
+            prompt: As in ``generate``.
+            method: As in ``generate``.
+            max_new_tokens: As in ``generate``.
+            stop: As in ``generate``.
+            sampling: As in ``generate``.
+            weight: As in ``generate``.
+            batch_size: As in ``generate``.
+            chat: As in ``generate``.
+            system: As in ``generate``.
+            add_generation_prompt: As in ``generate``.
+            continue_final_message: As in ``generate``.
+            chat_template_kwargs: As in ``generate``.
+            row_ids: As in ``generate``.
+
+        Returns:
+            The deltas; ``delta.row`` says whose they are, and the joined texts of a row are its completion's text.
+
+        Raises:
+            InputError: As in ``generate``, at the call.
         """
-        rows = self._rows(prompt, method, max_new_tokens, stop, chat, system, row_ids, False)
-        return self._stream(rows, method, sampling, batch_size)
+        rows, defaults = self._prepare(
+            prompt, method, max_new_tokens, stop, sampling,
+            Rendering(chat, system, add_generation_prompt, continue_final_message, chat_template_kwargs),
+            weight=weight, row_ids=row_ids,
+        )  # fmt: skip
+        return self._stream(self._run(rows, defaults, batch_size))
 
-    def _stream(self, rows: list[Row], method: Method | None, sampling: Sampling, batch_size: int) -> Iterator[Delta]:
-        for row in self._run(rows, method, sampling, batch_size):
+    def _stream(self, moved: Iterator[Row]) -> Iterator[Delta]:
+        for row in moved:
             delta = row.delta()
             if delta.text or delta.token_ids or delta.finish_reason:
                 yield delta
 
     def generate_batch(
         self,
-        requests: Iterable[Prompt | BatchRequest],
+        requests: Iterable[Prompt | BatchRequest | None],
         *,
         method: Method | None = None,
         max_new_tokens: int = 128,
@@ -157,24 +208,49 @@ class Ensemble:
         order: Order = "input",
         prefill_tokens: int = PREFILL_TOKENS,
         share_prefixes: bool = True,
+        live: bool = False,
         chat: ChatMode = "template",
         system: SystemMode = "error",
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
     ) -> BatchRun:
-        """Complete any number of prompts at high throughput; an iterator of results, which reads ``requests`` as there is room.
-
-        ``requests``: prompts as in ``generate``, or ``BatchRequest`` with settings of their own. ``memory``: what the KV caches of all
-        models may take at any moment: bytes, a size such as ``"8GiB"``, or a share of what is free, ``0.5`` or ``"50%"``; None: 80 % of
-        a GPU's free memory, 50 % of the host's. ``order``: ``"input"``, or ``"finished"``: as rows end. ``prefill_tokens``: the most
-        prompt tokens that one round reads of each model. ``share_prefixes``: prompts that begin with the same tokens of a model, 32 or more, are
-        read once and copied from cache to cache.
+        """Complete any number of prompts at high throughput.
 
         Each result equals what its prompt gives alone, sampled too: without a seed of its own a row is keyed by its place in
-        ``requests``. Closing the iterator drops the rows in flight. Raises as ``generate``.
+        ``requests``. Closing or dropping the iterator drops the rows in flight.
+
+        Args:
+            requests: Prompts as in ``generate``, or ``BatchRequest`` with settings of their own, read as there is room. None
+                among them says that there is no prompt for now; the rows that run go on.
+            method: As in ``generate``.
+            max_new_tokens: As in ``generate``.
+            stop: As in ``generate``.
+            sampling: As in ``generate``.
+            batch_size: As in ``generate``.
+            memory: What the KV caches of all models together may take at any moment: bytes, a size such as ``"8GiB"``, or a
+                share of what is free, ``0.5`` or ``"50%"``. None: 80 % of a GPU's free memory, 50 % of the host's.
+            order: ``"input"``, or ``"finished"``: results as rows end.
+            prefill_tokens: The most prompt tokens that one round reads of each model.
+            share_prefixes: Whether prompts that begin with the same tokens of a model, 32 or more, are read once and copied
+                from cache to cache.
+            live: Read ``requests`` in a thread of its own, so that the rows that run go on while it waits for more.
+            chat: As in ``generate``.
+            system: As in ``generate``.
+            add_generation_prompt: As in ``generate``.
+            continue_final_message: As in ``generate``.
+            chat_template_kwargs: As in ``generate``.
+
+        Returns:
+            An iterator of ``BatchResult``; its ``counts`` say at any time how far it is.
+
+        Raises:
+            InputError: An argument that no row could use.
         """
         from ensemble_decode.decode.batch_run import BatchRun
 
         return BatchRun(
-            self,
+            self._models,
             requests,
             method=method or UniTE(),
             max_new_tokens=max_new_tokens,
@@ -185,79 +261,78 @@ class Ensemble:
             order=order,
             prefill_tokens=prefill_tokens,
             share_prefixes=share_prefixes,
-            chat=chat,
-            system=system,
+            rendering=Rendering(chat, system, add_generation_prompt, continue_final_message, chat_template_kwargs),
+            live=live,
         )
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- below a call ------------------------------------------------------------------------------------------------
 
-    def _run(self, rows: Sequence[Row], method: Method | None, sampling: Sampling, batch_size: int) -> Iterator[Row]:
-        if not sampling.greedy and sampling.seed is None:
-            sampling = replace(sampling, seed=secrets.randbits(62))
-        engine = Engine(self.runners, self.vocab, self.weights, method or UniTE(), sampling)
-        return run(engine, Scheduler(self.runners, batch_size), rows)
+    def prompt_ids(self, m: int, prompt: Prompt, rendering: Rendering = TEMPLATE) -> list[int]:
+        """Model m's own ids of a prompt.
 
-    def _rows(
+        Args:
+            m: The model's number.
+            prompt: As in ``generate``.
+            rendering: How chat messages become text.
+
+        Raises:
+            InputError: The prompt cannot be used, or the model's template refuses it.
+        """
+        with self._models.turns:
+            return self._models.prompt_ids(m, prompt, rendering)
+
+    def rows(
+        self, prompts: Prompt | Sequence[Prompt], *, method: Method | None = None, max_new_tokens: int = 128
+    ) -> list[Row]:
+        """The rows that ``generate`` would make of prompts, for callers who run them round by round.
+
+        Args:
+            prompts: As in ``generate``.
+            method: As in ``generate``.
+            max_new_tokens: As in ``generate``.
+        """
+        return self._prepare(prompts, method, max_new_tokens, None, GREEDY, TEMPLATE)[0]
+
+    def run(self, rows: Sequence[Row], *, batch_size: int) -> Iterator[Row]:
+        """Run rows of ``rows`` to their end, greedily; yields a row after each round that moved it.
+
+        Args:
+            rows: The rows.
+            batch_size: The most that run at a time.
+        """
+        return self._run(rows, Defaults.make(UniTE(), 1, None, GREEDY), batch_size)
+
+    def _run(self, rows: Sequence[Row], defaults: Defaults, batch_size: int) -> Iterator[Row]:
+        turns = self._models.turns
+        with turns:
+            room = Room(self.runners, None, turns)
+        return run(self._models.engine(defaults), Scheduler(self.runners, batch_size, room=room), rows, turns)
+
+    def _prepare(
         self,
         prompts: Prompt | Sequence[Prompt],
         method: Method | None,
         max_new_tokens: int,
         stop: str | bytes | Sequence[str | bytes] | None,
-        chat: ChatMode,
-        system: SystemMode,
-        row_ids: Sequence[int] | None,
-        trace: bool,
-    ) -> list[Row]:
-        method = method or UniTE()
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-            raise InputError(f"max_new_tokens must be a positive integer, got {max_new_tokens!r}")
-        if chat not in ("template", "plain"):
-            raise InputError(f"chat must be 'template' or 'plain', got {chat!r}")
-        if system not in ("error", "merge"):
-            raise InputError(f"system must be 'error' or 'merge', got {system!r}")
-        stops = [stop] if isinstance(stop, (str, bytes)) else list(stop or ())
-        used = participants(method, self.runners)
-        items, _ = as_prompts(prompts)
+        sampling: Sampling,
+        rendering: Rendering,
+        *,
+        weight: float | Sequence[float] | None = None,
+        row_ids: Sequence[int] | None = None,
+        trace: bool = False,
+    ) -> tuple[list[Row], Defaults]:
+        defaults = Defaults.make(method or UniTE(), max_new_tokens, stop, sampling, rendering)
+        participants(defaults.method, self.runners)
+        if weight is not None:
+            weight = check_weights(weight, len(self.runners))
+        items = as_prompts(prompts)
         if row_ids is not None and len(row_ids) != len(items):
             raise InputError(f"row_ids: {len(items)} prompts need {len(items)} ids, got {len(row_ids)}")
-        rows = []
-        for number, item in enumerate(items):
-            seed_row = number if row_ids is None else int(row_ids[number])
-            request = Request(number, [], max_new_tokens, stops, seed_row, trace)
-            rows.append(self.make_row(item, request, method, used, chat, system))
-        return rows
-
-    def make_row(
-        self, prompt: Prompt, request: Request, method: Method, used: Sequence[int], chat: ChatMode, system: SystemMode
-    ) -> Row:
-        """A row of ``method``, which ``used`` models take part in; ``request`` gets its prompt's ids here.
-
-        A prompt that cannot be used makes a row that has already failed.
-        """
-        ids: list[list[int]] = [[] for _ in self.runners]
-        request.prompt_ids, request.prompt = ids, prompt
-        failed: EnsembleError | None = None
-        try:
-            check_prompt_type(prompt)
-            for m in used:
-                ids[m] = self._prompt_ids(m, prompt, chat, system)
-            check_prompt(
-                [ids[m] for m in used],
-                [self.runners[m].context_length for m in used],
-                [f"model {m} ({self.vocab.models[m].name})" for m in used],
-            )
-        except EnsembleError as error:
-            failed = error
-        lengths = [runner.context_length for runner in self.runners]
-        row = Row(request, self.vocab, lengths, used, method.primary, method.retokenize_primary)
-        if failed is not None:
-            too_long = isinstance(failed, ContextError) and all(ids[m] for m in used)
-            row.fail(str(failed), "too_long" if too_long else "prompt")
-        return row
-
-    def _prompt_ids(self, m: int, prompt: Prompt, chat: ChatMode, system: SystemMode) -> list[int]:
-        model = self.vocab.models[m]
-        return prompt_ids(self.tokenizers[m], model.bos_id, f"model {m} ({model.name})", prompt, chat, system)
+        ids = range(len(items)) if row_ids is None else row_ids
+        return [
+            self._models.row(index, BatchRequest(item, weight=weight, row_id=row_id, trace=trace), defaults)
+            for index, (item, row_id) in enumerate(zip(items, ids, strict=True))
+        ], defaults
 
     # -- loading ---------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from support import tiny_models, tokenizers
 from support.ensembles import MIXED, same, tiny
 
 import ensemble_decode as ed
+from ensemble_decode.decode.prompts import Rendering
 
 METHODS = {
     "single": ed.Single(),
@@ -118,12 +119,15 @@ def test_case_2_bad_weights_are_refused_by_name(trio, weights, named):
 
 
 def test_case_16_each_model_has_its_own_prompt_ids(trio):
-    rows = trio._rows(["The quick brown fox"], ed.UniTE(), 4, None, "template", "error", None, False)
-    lengths = [len(ids) for ids in rows[0].request.prompt_ids]
-    assert len(set(lengths)) > 1
-    for model, ids in zip(trio.vocab.models, rows[0].request.prompt_ids, strict=True):
-        if model.bos_id is not None and ids[0] == model.bos_id:
-            assert ids.count(model.bos_id) == 1
+    """Its own tokenization, behind exactly one BOS where its tokenizer adds one."""
+    text = "The quick brown fox"
+    every = [trio.prompt_ids(m, text) for m in range(3)]
+    assert len({len(ids) for ids in every}) > 1
+    for m, (model, ids) in enumerate(zip(trio.vocab.models, every, strict=True)):
+        bos = [] if model.name == "gpt2" else [model.bos_id]
+        assert ids == [*bos, *trio.tokenizers[m](text, add_special_tokens=False)["input_ids"]]
+        assert ids.count(model.bos_id) == len(bos)
+    assert [row.request.prompt_ids for row in trio.rows(text)] == [every]
 
 
 @pytest.mark.parametrize("method", [ed.UniTE(), ed.SAFE()], ids=["unite", "safe"])
@@ -132,7 +136,7 @@ def test_case_24_the_shortest_context_ends_the_row(trio, method, short, monkeypa
     """A row ends with ``length`` as soon as one model's ids fill its context, never past it, in look-ahead neither."""
     prompt = "def f(x):\n"
     free = trio.generate([prompt], method=method, max_new_tokens=40)[0]
-    limit = len(trio._prompt_ids(short, prompt, "template", "error")) + 14
+    limit = len(trio.prompt_ids(short, prompt)) + 14
     monkeypatch.setattr(trio.runners[short], "context_length", limit)
     (row,) = trio.generate([prompt], method=method, max_new_tokens=40)
     assert row.finish_reason == "length"
@@ -175,7 +179,7 @@ def test_case_27_nan_ends_its_row_alone(method, bad_model):
     names = ("gpt2", "llama2")
     good = tiny(*names)
     prompts = ["The cat", "qqq", "A dog"]
-    ids = [set(good._prompt_ids(bad_model, prompt, "template", "error")) for prompt in prompts]
+    ids = [set(good.prompt_ids(bad_model, prompt)) for prompt in prompts]
     trigger = min(ids[1] - ids[0] - ids[2])
     rows = _poisoned(names, bad_model, trigger).generate(prompts, method=method, max_new_tokens=6)
     expected = good.generate(prompts, method=method, max_new_tokens=6)
@@ -220,12 +224,10 @@ def test_case_29_chat_ids_are_each_models_own_template(trio):
     for m, tokenizer in enumerate(trio.tokenizers):
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         expected = tokenizer(text, add_special_tokens=False)["input_ids"]
-        ours = trio._prompt_ids(m, messages, "template", "error")
+        ours = trio.prompt_ids(m, messages)
         bos = trio.vocab.models[m].bos_id
         assert ours == expected or (bos is not None and [bos, *ours] == expected)
-        assert trio._prompt_ids(m, messages, "plain", "error") == trio._prompt_ids(
-            m, "Hello there", "template", "error"
-        )
+        assert trio.prompt_ids(m, messages, Rendering(chat="plain")) == trio.prompt_ids(m, "Hello there")
     one = trio.generate(messages, max_new_tokens=4)
     two = trio.generate([messages, messages], max_new_tokens=4)
     assert len(one) == 1
@@ -243,9 +245,7 @@ def test_case_30_a_refused_system_message(trio):
     assert merged.finish_reason != "error"
     culprit = next(m for m in range(3) if f"model {m} (" in refused.error)
     joined = [{"role": "user", "content": "Be brief.\n\nHi"}]
-    assert trio._prompt_ids(culprit, messages, "template", "merge") == trio._prompt_ids(
-        culprit, joined, "template", "error"
-    )
+    assert trio.prompt_ids(culprit, messages, Rendering(system="merge")) == trio.prompt_ids(culprit, joined)
 
 
 @pytest.mark.parametrize(
@@ -290,15 +290,15 @@ def test_arguments_that_no_row_can_use_are_refused(trio, options, named):
     ("make", "named"),
     [
         (lambda: ed.UniTE(top_k=0), "top_k"),
-        (lambda: ed.UniTE(top_k=1025), "GaC"),
+        (lambda: ed.UniTE(top_k=1025), "top_k must be an integer from 1 to 1024"),
         (lambda: ed.UniTE(oov="drop"), "oov"),
         (lambda: ed.UniTE(aggregate="median"), "aggregate"),
         (lambda: ed.UniTE(gate=0.5), "gate"),
         (lambda: ed.GaC(1.5), "threshold"),
         (lambda: ed.SAFE(base=ed.Single()), "base"),
         (lambda: ed.SAFE(draft_length=0), "draft_length"),
-        (lambda: ed.SAFE(sharpen="prefix"), "sharpen"),
-        (lambda: ed.SAFE(test="kl"), "test"),
+        (lambda: ed.SAFE(sharpen="soft"), "sharpen"),
+        (lambda: ed.SAFE(test="mood"), "test"),
         (lambda: ed.Sharpen("soft"), "kind"),
         (lambda: ed.Sharpen(trigger="mood"), "trigger"),
         (lambda: ed.Sharpen(threshold=2), "threshold"),
@@ -338,7 +338,7 @@ def test_trace_and_stats_of_unite(trio):
 def test_forwarded_counts_every_token_once(trio):
     """UniTE forwards each model's prompt, and then only what changed in its ids."""
     (row,) = trio.generate("The quick", max_new_tokens=10)
-    prompt = len(trio._prompt_ids(0, "The quick", "template", "error"))
+    prompt = len(trio.prompt_ids(0, "The quick"))
     tokens = [t for t in row.token_ids if t not in trio.vocab.models[0].eos_ids]
     read = len(tokens) - (not row.ended)
     assert row.stats.forwarded[0] == prompt + read

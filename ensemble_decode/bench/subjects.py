@@ -11,7 +11,6 @@ from ensemble_decode.decode.sequence import Row
 from ensemble_decode.ensemble import Ensemble
 from ensemble_decode.members.transformers.loading import LoadedModel
 from ensemble_decode.methods import Method
-from ensemble_decode.sampling import Sampling
 
 _SEGMENT = 64  # tokens: no segment is longer
 
@@ -75,9 +74,9 @@ class EnsembleSession:
     def __iter__(self) -> Iterator[list[Event]]:
         ensemble, goal = self._ensemble, self._tokens
         limit = 2 * goal + _SEGMENT if self._method.retokenize_primary else goal
-        self._rows = ensemble._rows(self._prompts, self._method, limit, None, "template", "error", None, trace=False)
+        self._rows = ensemble.rows(self._prompts, method=self._method, max_new_tokens=limit)
         seen = [0] * len(self._rows)
-        rounds = ensemble._run(self._rows, self._method, Sampling(), len(self._rows))
+        rounds = ensemble.run(self._rows, batch_size=len(self._rows))
         try:
             for row in rounds:
                 row.delta()

@@ -2,50 +2,27 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Protocol, get_args
+from typing import get_args
 
 from ensemble_decode.decode.admission import Room
-from ensemble_decode.decode.engine import Engine
+from ensemble_decode.decode.live import read_ahead
 from ensemble_decode.decode.loop import run
-from ensemble_decode.decode.prompts import ChatMode, Prompt, SystemMode
-from ensemble_decode.decode.requests import BatchRequest, BatchResult, Order, as_stops, check_max_new_tokens, check_seed
+from ensemble_decode.decode.models import Defaults, Models
+from ensemble_decode.decode.prompts import Prompt, Rendering
+from ensemble_decode.decode.requests import BatchRequest, BatchResult, Order
 from ensemble_decode.decode.scheduler import Scheduler
-from ensemble_decode.decode.sequence import Request, Row
-from ensemble_decode.errors import EnsembleError, InputError
+from ensemble_decode.decode.sequence import Row
+from ensemble_decode.errors import InputError
 from ensemble_decode.members.memory import cache_limits
-from ensemble_decode.members.protocol import Member
 from ensemble_decode.methods import Method
 from ensemble_decode.methods.base import participants
 from ensemble_decode.outputs import Completion, ErrorKind
-from ensemble_decode.sampling import Sampling
-from ensemble_decode.vocab.aligned import AlignedVocab
+from ensemble_decode.settings import Sampling
 
 _AHEAD = 16  # batches of finished rows that may wait for an earlier row
-
-
-class Models(Protocol):
-    """What a run needs of an ensemble."""
-
-    @property
-    def runners(self) -> Sequence[Member]:
-        """The models; the first is the primary."""
-
-    @property
-    def vocab(self) -> AlignedVocab:
-        """Their vocabularies, aligned."""
-
-    @property
-    def weights(self) -> Sequence[float]:
-        """One weight per model; they sum to 1."""
-
-    def make_row(
-        self, prompt: Prompt, request: Request, method: Method, used: Sequence[int], chat: ChatMode, system: SystemMode
-    ) -> Row:
-        """A row of ``method`` for a prompt, which has already failed where the prompt cannot be used."""
 
 
 @dataclass
@@ -123,8 +100,8 @@ class BatchRun(Iterator[BatchResult]):
 
     def __init__(
         self,
-        ensemble: Models,
-        requests: Iterable[Prompt | BatchRequest],
+        models: Models,
+        requests: Iterable[Prompt | BatchRequest | None],
         *,
         method: Method,
         max_new_tokens: int,
@@ -135,8 +112,8 @@ class BatchRun(Iterator[BatchResult]):
         order: Order,
         prefill_tokens: int,
         share_prefixes: bool,
-        chat: ChatMode,
-        system: SystemMode,
+        rendering: Rendering,
+        live: bool,
     ) -> None:
         if isinstance(requests, str):
             raise InputError(
@@ -145,34 +122,27 @@ class BatchRun(Iterator[BatchResult]):
         for name, number in (("batch_size", batch_size), ("prefill_tokens", prefill_tokens)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise InputError(f"{name} must be a positive integer, got {number!r}")
-        for name, value, choices in (
-            ("order", order, get_args(Order)),
-            ("chat", chat, get_args(ChatMode)),
-            ("system", system, get_args(SystemMode)),
-        ):
-            if value not in choices:
-                raise InputError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
-        self._ensemble, self._method, self._chat, self._system = ensemble, method, chat, system
-        self._max_new_tokens = check_max_new_tokens(max_new_tokens)
-        self._stops = as_stops(stop)
-        self._used = participants(method, ensemble.runners)
-        self.seed = sampling.seed if sampling.seed is not None else secrets.randbits(62)
-        self._sampling = replace(sampling, seed=None)
+        if order not in get_args(Order):
+            raise InputError(f"order must be one of {', '.join(map(repr, get_args(Order)))}, got {order!r}")
+        self._models = models
+        members = models.members
+        participants(method, members)
+        self._defaults = Defaults.make(method, max_new_tokens, stop, sampling, rendering)
+        self.seed = self._defaults.seed
         self._window = _AHEAD * batch_size if order == "input" else None
-        runners = ensemble.runners
-        self.limits = cache_limits(runners, memory)
-        self._engine = Engine(runners, ensemble.vocab, ensemble.weights, method, self._sampling)
+        self.limits = cache_limits(members, memory)
+        self._engine = models.engine(self._defaults)
         self._batch_size, self._prefill_tokens, self._share = batch_size, prefill_tokens, share_prefixes
         self._scheduler: Scheduler | None = None
         self._at_start: list[tuple[int, int, int]] = []
         self._began = 0.0
-        none = [0] * len(runners)
+        none = [0] * len(members)
         self._counts = Counts(
-            forwards=none, forwarded=none, prefix_tokens_reused=none, forward_seconds=[0.0] * len(runners)
+            forwards=none, forwarded=none, prefix_tokens_reused=none, forward_seconds=[0.0] * len(members)
         )
         self.on_step: Callable[[], None] | None = None
         self._given = 0
-        self._items = requests
+        self._items = read_ahead(requests, batch_size) if live else requests
         self._requests: dict[int, BatchRequest] = {}
         self._results: Generator[BatchResult, None, None] = (
             self._in_order() if order == "input" else self._as_finished()
@@ -190,7 +160,7 @@ class BatchRun(Iterator[BatchResult]):
     @property
     def counts(self) -> Counts:
         """The run so far (a snapshot of its own)."""
-        runners = self._ensemble.runners
+        members = self._models.members
         if self._scheduler is None:
             return replace(self._counts)
         return replace(
@@ -198,13 +168,13 @@ class BatchRun(Iterator[BatchResult]):
             errors=dict(self._counts.errors),
             forward_seconds=list(self._counts.forward_seconds),
             running=len(self._scheduler.active),
-            forwards=[r.stats.forwards - was for r, (was, _, _) in zip(runners, self._at_start, strict=True)],
-            forwarded=[r.stats.tokens - was for r, (_, was, _) in zip(runners, self._at_start, strict=True)],
-            prefix_tokens_reused=[r.stats.reused - was for r, (_, _, was) in zip(runners, self._at_start, strict=True)],
+            forwards=[r.stats.forwards - was for r, (was, _, _) in zip(members, self._at_start, strict=True)],
+            forwarded=[r.stats.tokens - was for r, (_, was, _) in zip(members, self._at_start, strict=True)],
+            prefix_tokens_reused=[r.stats.reused - was for r, (_, _, was) in zip(members, self._at_start, strict=True)],
             seconds=time.perf_counter() - self._began,
             rounds=self._scheduler.rounds,
-            cache_bytes=sum(runner.bytes_allocated for runner in runners),
-            peak_cache_bytes=sum(runner.peak_bytes for runner in runners),
+            cache_bytes=sum(member.bytes_allocated for member in members),
+            peak_cache_bytes=sum(member.peak_bytes for member in members),
             put_back=self._scheduler.put_back,
             failed_allocations=self._scheduler.failed_allocations,
         )
@@ -213,18 +183,20 @@ class BatchRun(Iterator[BatchResult]):
 
     def _as_finished(self) -> Generator[BatchResult, None, None]:
         # What has to be undone begins here, inside the generator: one that is dropped before it ran never ends.
-        runners = self._ensemble.runners
-        self._at_start = [(r.stats.forwards, r.stats.tokens, r.stats.reused) for r in runners]
+        members = self._models.members
+        self._at_start = [(r.stats.forwards, r.stats.tokens, r.stats.reused) for r in members]
         self._began = time.perf_counter()
-        room = Room(runners, self.limits)
+        turns = self._models.turns
         rows: Generator[Row, None, None] | None = None
+        with turns:
+            room = Room(members, self.limits, turns)
+            for member in members:  # after the limits, for which an empty cache may have been freed
+                member.watch_peak()
         try:
-            for runner in runners:  # after the limits, for which an empty cache may have been freed
-                runner.watch_peak()
             self._scheduler = Scheduler(
-                runners, self._batch_size, room=room, prefill_tokens=self._prefill_tokens, share=self._share
+                members, self._batch_size, room=room, prefill_tokens=self._prefill_tokens, share=self._share
             )
-            rows = run(self._engine, self._scheduler, self._rows())
+            rows = run(self._engine, self._scheduler, self._rows(), turns)
             for row in rows:
                 if self.on_step is not None:
                     self.on_step()
@@ -235,7 +207,7 @@ class BatchRun(Iterator[BatchResult]):
         finally:
             if rows is not None:
                 rows.close()
-            room.restore_limits()
+            turns.soon(room.restore_limits)
 
     def _in_order(self) -> Generator[BatchResult, None, None]:
         held: dict[int, BatchResult] = {}
@@ -251,41 +223,14 @@ class BatchRun(Iterator[BatchResult]):
             results.close()
 
     def _rows(self) -> Iterator[Row | None]:
-        for index, item in enumerate(self._items):
+        index = 0
+        for item in self._models.turns.outside(self._items):
+            if item is None:
+                yield None
+                continue
             while self._window is not None and index - self._given >= self._window:
                 yield None
             request = item if isinstance(item, BatchRequest) else BatchRequest(item)
             self._requests[index] = request
-            yield self._row(index, request)
-
-    def _row(self, index: int, asked: BatchRequest) -> Row:
-        method = asked.method if asked.method is not None else self._method
-        sampling = self._sampling if asked.sampling is None else asked.sampling
-        seed = asked.seed if asked.seed is not None else sampling.seed
-        own = seed is not None
-        request = Request(
-            index,
-            [],
-            self._max_new_tokens,
-            self._stops,
-            0 if own else index if asked.row_id is None else asked.row_id,
-            method=method,
-            sampling=replace(sampling, seed=None),
-            trace=asked.trace,
-            seed=seed if seed is not None else self.seed,
-        )
-        used, wrong = self._used, None
-        try:
-            if asked.max_new_tokens is not None:
-                request.max_new_tokens = check_max_new_tokens(asked.max_new_tokens)
-            if asked.stop is not None:
-                request.stops = as_stops(asked.stop)
-            if seed is not None:
-                check_seed(seed)
-            used = participants(method, self._ensemble.runners)
-        except EnsembleError as error:
-            wrong, method = str(error), self._method
-        row = self._ensemble.make_row(asked.prompt, request, method, used, self._chat, self._system)
-        if wrong is not None:
-            row.fail(wrong, "field")
-        return row
+            yield self._models.row(index, request, self._defaults)
+            index += 1

@@ -127,12 +127,22 @@ class Context(StepContext):
                 **fields,
             )
             self._settings[key] = made
+        if weights is None and any(row.request.weights is not None for row in _own(rows)):
+            weights = self.row_weights(rows)
         if weights is not None:
             made = made._replace(weights=weights)
         if sampled:
             keys = self.sampling_keys(rows)
             made = made._replace(seed=keys.seeds, row=keys.rows, step=keys.steps)
         return made
+
+    def row_weights(self, rows: Sequence[StepRow]) -> torch.Tensor:
+        """The weights of each row: the ensemble's, unless its request has its own."""
+        own = [row.request.weights for row in _own(rows)]
+        if all(weights is None for weights in own):
+            return self.weights.expand(len(own), -1)
+        shared = self.weights.tolist()
+        return torch.tensor([shared if w is None else list(w) for w in own], dtype=torch.float32, device=self.device)
 
     def sampling_keys(self, rows: Sequence[StepRow], ahead: Sequence[int] | None = None) -> Keys:
         """The random generator's keys, one per row."""

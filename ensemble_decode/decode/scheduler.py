@@ -106,6 +106,9 @@ class Scheduler:
             elif self.room.fits([row]):
                 new.append(row)
                 break
+            elif self.room.crowded():
+                self._waiting.appendleft(row)
+                break
             else:
                 row.fail(self.room.why_not(row), "memory")
                 yield row

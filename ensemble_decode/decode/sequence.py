@@ -32,6 +32,7 @@ class Request:
         method: This row's own; None: the engine's.
         sampling: This row's own; None: the engine's.
         seed: This row's own; None: that of its sampling.
+        weights: This row's own, one per model, sum 1; None: the ensemble's.
     """
 
     number: int
@@ -44,6 +45,7 @@ class Request:
     method: Method | None = None
     sampling: Sampling | None = None
     seed: int | None = None
+    weights: Sequence[float] | None = None
 
 
 class Row:

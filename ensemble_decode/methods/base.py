@@ -179,10 +179,13 @@ class StepContext(Protocol):
 
         Args:
             rows: B rows.
-            weights: f32 [B, M] on ``device``, each row summing to 1; default: the ensemble's.
+            weights: f32 [B, M] on ``device``, each row summing to 1; default: ``row_weights``.
             draw: False leaves the call's sampling out: the operator then chooses the most probable candidate.
             fields: Any other field of ``kernels.FuseSettings.make``.
         """
+
+    def row_weights(self, rows: Sequence[StepRow]) -> torch.Tensor:
+        """The weights of each row, f32 [B, M] on ``device``, each row summing to 1: its request's own, or the ensemble's."""
 
     def sampling_keys(self, rows: Sequence[StepRow], ahead: Sequence[int] | None = None) -> Keys:
         """The random generator's keys for the token ``ahead[i]`` (default 0) places behind the next one of row i."""

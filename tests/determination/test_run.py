@@ -75,7 +75,7 @@ def test_first_tokens_are_judged_on_the_first_models_text(study, specs):
         data = vocab.models[0].decode(own["token_ids"][:j])
         probs = []
         for m, runner in enumerate(ensemble.runners):
-            ids = ensemble._prompt_ids(m, DATA[0]["prompt"], "template", "error")
+            ids = ensemble.prompt_ids(m, DATA[0]["prompt"])
             ids = ids + (own["token_ids"][:j] if m == 0 else vocab.models[m].encode(data))
             slot = runner.acquire()
             x = runner.extend([slot], [ids], "last").values[0].double().numpy()

@@ -72,7 +72,7 @@ def first_rejections(
     if not context.sampling.greedy:
         verdicts = speculate(context, places, base, sharpen)
     elif test is None:
-        verdicts = agree(context.weights.tolist(), places)
+        verdicts = agree(context.row_weights([proposal.row for proposal, _ in places]).tolist(), places)
     else:
         verdicts = [Verdict(False)] * len(places)
     known = {place: v if a else Verdict(True) for place, v, a in zip(places, verdicts, acts, strict=True)}
@@ -114,14 +114,14 @@ def _read(context: StepContext, places: Sequence[Place]) -> None:
                 reading.failed.add(j)
 
 
-def agree(weights: Sequence[float], places: Sequence[Place]) -> list[Verdict]:
-    """The paper's test (equation 4): unanimity, or a weighted probability above 1/2."""
+def agree(weights: Sequence[Sequence[float]], places: Sequence[Place]) -> list[Verdict]:
+    """The paper's test (equation 4): unanimity, or a weighted probability above 1/2. ``weights``: of each place's row."""
     verdicts = []
-    for proposal, j in places:
+    for (proposal, j), w in zip(places, weights, strict=True):
         readings = proposal.readings.items()
         unanimous = all(reading.is_argmax[j] for _, reading in readings)
         # w_0 P_0(t_j) + sum_v w_v P_v(x_v)
-        mass = weights[0] * proposal.probs[j] + sum(weights[m] * reading.prob[j] for m, reading in readings)
+        mass = w[0] * proposal.probs[j] + sum(w[m] * reading.prob[j] for m, reading in readings)
         verdicts.append(Verdict(unanimous or mass > 0.5))
     return verdicts
 

@@ -163,7 +163,7 @@ class SpecFuse(Options, Method):
 
 def _standing(context: StepContext, row: StepRow) -> Standing:
     if not isinstance(row.state, Standing):
-        row.state = Standing.start(context.weights.tolist())
+        row.state = Standing.start(context.row_weights([row])[0].tolist())
         row.stats.segments = [0] * row.state.models
     return row.state
 
