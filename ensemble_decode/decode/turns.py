@@ -6,11 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
-
-if TYPE_CHECKING:
-    from ensemble_decode.decode.admission import Room
 
 T = TypeVar("T")
 
@@ -22,12 +19,12 @@ class Turns:
     side by side advance round by round.
 
     Attributes:
-        rooms: What the caches hold of every run.
+        rooms: Of every run its ``Room``: what the caches hold of it.
         rounds: How many rounds there have been.
     """
 
     def __init__(self) -> None:
-        self.rooms: WeakSet[Room] = WeakSet()
+        self.rooms: WeakSet[Any] = WeakSet()
         self.rounds = 0
         self._mutex = threading.Lock()
         self._waiting: deque[tuple[int, threading.Lock]] = deque()

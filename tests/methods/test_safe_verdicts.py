@@ -50,7 +50,7 @@ def test_the_weighted_half():
 def test_exactly_one_half_is_not_above_one_half(probability, stands):
     draft = Proposal(row=None, model=0, start=1, ids=[7], pieces=[b"c"], probs=[0.75], safe=[0])
     draft.readings[1] = Reading(ids=[9], at={0: 0}, prob={0: probability}, is_argmax={0: False})
-    assert agree([0.5, 0.5], [(draft, 0)]) == [Verdict(stands)]
+    assert agree([[0.5, 0.5]], [(draft, 0)]) == [Verdict(stands)]
 
 
 def test_unanimity_needs_no_half_but_every_verifier():
