@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         NumericalError,
         TokenizerError,
     )
-    from ensemble_decode.fusion import fuse_step
     from ensemble_decode.methods import JS, KL, SAFE, GaC, MaxProb, Sharpen, Single, SpecFuse, UniTE
     from ensemble_decode.outputs import Completion, Delta, SegmentRound, Stats, TraceStep
     from ensemble_decode.sampling import Sampling
@@ -37,7 +36,6 @@ _HOME = {
         ("CacheError", "ContextError", "EnsembleError", "InputError", "ModelError", "NumericalError", "TokenizerError"),
         "errors",
     ),
-    "fuse_step": "fusion",
     **dict.fromkeys(("JS", "KL", "SAFE", "GaC", "MaxProb", "Sharpen", "Single", "SpecFuse", "UniTE"), "methods"),
     "Sampling": "sampling",
     **dict.fromkeys(("Completion", "Delta", "SegmentRound", "Stats", "TraceStep"), "outputs"),
@@ -76,7 +74,6 @@ __all__ = [
     "UniTE",
     "__version__",
     "determine",
-    "fuse_step",
 ]
 
 

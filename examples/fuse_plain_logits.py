@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import ensemble_decode as ed
+from ensemble_decode import kernels
 
 
 def tokenizer(merges: list[tuple[str, str]]) -> PreTrainedTokenizerFast:
@@ -30,15 +31,17 @@ def main() -> None:
     batch = 4
     logits = [torch.randn(batch, model.size, dtype=torch.bfloat16) * 3 for model in vocab.models]
 
-    step = ed.fuse_step(
-        logits,
-        vocab,
+    settings = kernels.FuseSettings.make(
+        batch,
+        len(logits),
+        logits[0].device,
         top_k=8,
         weights=[0.6, 0.4],
         sharpen=["none", "prefix", "prefix", "none"],  # settings may differ between the rows of a batch
         gate="js",
         gate_threshold=0.05,
     )
+    step = kernels.fuse_step(logits, vocab.tensors(logits[0].device), settings, k=8)
     for row in range(batch):
         cid = int(step.cid[row])
         shown = "END" if cid == vocab.size - 1 else repr(vocab.bytes_of(cid))

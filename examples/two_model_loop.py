@@ -8,6 +8,7 @@ import torch
 from transformers import DynamicCache
 
 import ensemble_decode as ed
+from ensemble_decode import kernels
 from ensemble_decode.members.transformers.body import cache_argument
 from ensemble_decode.members.transformers.loading import load
 from ensemble_decode.vocab.common_prefix import common_prefix
@@ -33,6 +34,7 @@ def main(prompt: str = "The three primary colours are", steps: int = 16) -> str:
     follower = IncrementalTokens(vocab.models[1])  # the second model reads the same bytes in its own tokens
     data = b""
 
+    tables, settings = vocab.tensors(), kernels.FuseSettings.make(1, len(loaded), "cpu", top_k=10)
     for _ in range(steps):
         logits = []
         for m, entry in enumerate(loaded):
@@ -43,7 +45,7 @@ def main(prompt: str = "The three primary colours are", steps: int = 16) -> str:
             out = entry.model(torch.tensor([wanted[keep:]]), use_cache=True, **{keywords[m]: caches[m]})
             held[m] = wanted
             logits.append(out.logits[:, -1])
-        step = ed.fuse_step(logits, vocab, top_k=10)
+        step = kernels.fuse_step(logits, tables, settings, k=10)
         if int(step.cid) == vocab.size - 1:
             break
         generated.append(int(step.primary_id))

@@ -185,7 +185,7 @@ def test_python_started_in_a_checkout_works():
     code = """
 import kernels as folder
 from transformers import PreTrainedModel
-from ensemble_decode import Ensemble, fuse_step, kernels
+from ensemble_decode import Ensemble, kernels
 assert kernels.topk_stats and not hasattr(folder, "topk_stats")
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
