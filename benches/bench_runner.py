@@ -57,7 +57,7 @@ def step(arguments: argparse.Namespace) -> None:
     runner.extend(slots, ids, "none")
     model.set_attn_implementation("sdpa")
     cache = DynamicCache(config=model.config)
-    argument = runner._body._cache_argument
+    argument = runner.body.cache_argument
     with torch.no_grad():
         model(torch.tensor(ids), use_cache=True, logits_to_keep=1, **{argument: cache})
     token = torch.full((len(ids), 1), 7)
@@ -92,8 +92,8 @@ def batch(arguments: argparse.Namespace) -> None:
     medians = alternating(sides, arguments.repeats, CLOCKS[arguments.clock])
     gain = arguments.batch * medians["one"] / medians["many"]
     print(
-        f"{arguments.model} {arguments.dtype}: batch 1 {medians['one']:.1f} ms, batch {arguments.batch} {medians['many']:.1f} ms: "
-        f"{gain:.1f} x the tokens/s"
+        f"{arguments.model} {arguments.dtype}: batch 1 {medians['one']:.1f} ms, "
+        f"batch {arguments.batch} {medians['many']:.1f} ms: {gain:.1f} x the tokens/s"
     )
 
 

@@ -90,13 +90,11 @@ def bench_round(ensemble: ed.Ensemble, options: argparse.Namespace) -> None:
 # -- the forward that scores -------------------------------------------------------------------------------------
 
 
-def copy_prefix(runner: Runner, source: int, slots: Sequence[int], length: int) -> None:
-    for layer in runner.cache.layers:
-        for store in (layer.keys, layer.values):
-            store[list(slots), :, :length] = store[source, :, :length]
+def copy_prefix(runner: Runner, ids: Sequence[int], slots: Sequence[int]) -> None:
+    """Begin every slot with ``ids``, which another slot holds."""
     for slot in slots:
-        runner.cache.rollback(slot, 0)
-        runner.cache.advance(slot, length)
+        runner.rollback(slot, 0)
+        assert runner.take_over(slot, [*ids, 0]) == len(ids)
 
 
 def bench_candidates(ensemble: ed.Ensemble, options: argparse.Namespace) -> None:
@@ -104,10 +102,12 @@ def bench_candidates(ensemble: ed.Ensemble, options: argparse.Namespace) -> None
     length = options.segment_length
     for runner in ensemble.runners:
         for prefix in options.prefix:
-            held = runner.acquire()
-            others = [runner.acquire() for _ in range(max(options.candidates))]
-            runner.reserve(runner.cache.slots, prefix + (1 + max(options.candidates)) * length)
-            runner.extend([held], [some_ids(prefix, 0)], "none")
+            ids = some_ids(prefix, 0)
+            runner.forget()
+            held = runner.acquire([])
+            others = [runner.acquire([]) for _ in range(max(options.candidates))]
+            runner.reserve(1 + len(others), prefix + (1 + max(options.candidates)) * length)
+            runner.extend([held], [ids], "none")
             sides: dict[str, Callable[[], object]] = {}
 
             def tree(count: int, held: int = held, runner: Runner = runner, prefix: int = prefix) -> None:
@@ -117,10 +117,8 @@ def bench_candidates(ensemble: ed.Ensemble, options: argparse.Namespace) -> None
                         made.want(node)
                 runner.read_trees([held], [made])
 
-            def rows(
-                count: int, held: int = held, runner: Runner = runner, prefix: int = prefix, others=others
-            ) -> None:
-                copy_prefix(runner, held, others[:count], prefix)
+            def rows(count: int, ids: list[int] = ids, runner: Runner = runner, others: list[int] = others) -> None:
+                copy_prefix(runner, ids, others[:count])
                 runner.extend(others[:count], [some_ids(length, c + 1) for c in range(count)], "all")
 
             def singly(count: int, held: int = held, runner: Runner = runner, prefix: int = prefix) -> None:

@@ -266,6 +266,9 @@ def trees_are_read(subject: Subject) -> None:
     beyond = Tree()
     beyond.want(beyond.add(len(texts[0]) + 1, [1])[-1])
     refuses(InputError, lambda: member.read_trees(slots[:1], [beyond]), "a fork behind the row's end")
+    strange = Tree()
+    strange.want(strange.add(len(texts[0]), [2**31 - 1])[-1])
+    refuses(InputError, lambda: member.read_trees(slots[:1], [strange]), "a tree with an id past the vocabulary")
     out = member.read_trees(slots, trees)
     member.keep_paths(slots, trees, [paths[0][1], paths[1][2]])
     behind = [subject.text(2), subject.text(1)]

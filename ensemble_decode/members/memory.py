@@ -23,8 +23,18 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?i?B?|%)\s*", re.IGNORECASE)
 
 
 def parse_memory(memory: int | float | str) -> int | float:
-    """Bytes (int), or a share of what is free (float in (0, 1]): from ``8 * 2**30``, ``"8GiB"``, ``"500MB"``, ``0.5``
-    or ``"50%"``."""
+    """Read an amount of memory.
+
+    Args:
+        memory: Bytes (``8 * 2**30``), a size (``"8GiB"``, ``"500MB"``), or a share of what is free (``0.5``,
+            ``"50%"``).
+
+    Returns:
+        Bytes as an int, or a share in (0, 1] as a float.
+
+    Raises:
+        InputError: It is none of these.
+    """
     if isinstance(memory, str):
         match = _SIZE.fullmatch(memory)
         units = {unit.lower(): size for unit, size in _UNITS.items()} | {"%": -1}
@@ -42,8 +52,8 @@ def free_memory(device: torch.device) -> int:
     """Bytes that are free on a device.
 
     Args:
-        device: A GPU, whose driver says; or the CPU, where what the system has available counts, within the limit of
-            the control group (a container's limit, which the system's own figure does not know).
+        device: A GPU, whose driver is asked; or the CPU, where what the system has available counts, within the limit
+            of the control group (a container's limit, which the system's own figure does not know).
     """
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -71,9 +81,9 @@ def cache_limits(members: Sequence[Member], memory: int | float | str | None) ->
     Args:
         members: The members. One whose ``bytes_per_token`` is 0 has its cache elsewhere: its limit is 0, and limits
             nothing.
-        memory: As in ``parse_memory``; None: 0.8 of what is free on a GPU, 0.5 on the host. An amount is shared out over
-            all members. A share is taken of each device's free memory, what the caches hold now included, and shared
-            out over the members there.
+        memory: As in ``parse_memory``; None: 0.8 of what is free on a GPU, 0.5 on the host. An amount is shared out
+            over all members. A share is taken of each device's free memory, what the caches hold now included, and
+            shared out over the members there.
 
     Returns:
         One limit per member.

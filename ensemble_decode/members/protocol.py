@@ -40,8 +40,8 @@ class Capabilities:
     """What a member can do. A method that needs what a member lacks is refused by name before it runs.
 
     Attributes:
-        rollback: ``rollback`` shortens a row to any length. Without it (a recurrent state without snapshots) a row keeps
-            its tokens until it is released; ``rollback`` to another length raises ``CacheError``.
+        rollback: ``rollback`` shortens a row to any length. Without it (a recurrent state without snapshots) a row
+            keeps its tokens until it is released; ``rollback`` to another length raises ``CacheError``.
         full_logits: Every id of the vocabulary has its logit. Without it (a server that returns its best k) only some
             have log-probabilities, the most probable id always among them.
         token_trees: ``read_trees`` and ``keep_paths`` work.

@@ -89,8 +89,8 @@ def check_trees(
         id_limit: Ids lie between 0 and this less 1.
 
     Raises:
-        InputError: The numbers of slots and trees differ, a slot appears twice, a tree forks behind its row's end, or an
-            id is outside the vocabulary.
+        InputError: The numbers of slots and trees differ, a slot appears twice, a tree forks behind its row's end, or
+            an id is outside the vocabulary.
         ContextError: A node lies past ``context_length``.
     """
     if len(slots) != len(trees) or len(set(slots)) != len(slots):

@@ -1,10 +1,11 @@
 """`flash_attn_with_kvcache` by its documented contract, in plain torch, one row and head at a time.
 
-Contract: `k`, `v` are appended in place at `cache_seqlens` of the cache row that `cache_batch_idx` names; then the queries
-attend to all keys up to the new length. `causal` aligns the mask to the bottom right corner: query i of T sees keys up to
-`seqlen - T + i`. `window_size=(left, right)` restricts that to `[i + seqlen - T - left, i + seqlen - T + right]`, -1 meaning no
-limit. `softcap > 0` turns scores s into softcap · tanh(s / softcap). Query heads come in groups that share a KV head
-(heads 0..g-1 share KV head 0). Shapes: q [B, T, H, D], caches [slots, capacity, KV heads, D], k and v [B, T, KV heads, D].
+Contract: `k`, `v` are appended in place at `cache_seqlens` of the cache row that `cache_batch_idx` names; then the
+queries attend to all keys up to the new length. `causal` aligns the mask to the bottom right corner: query i of T sees
+keys up to `seqlen - T + i`. `window_size=(left, right)` restricts that to
+`[i + seqlen - T - left, i + seqlen - T + right]`; -1 means no limit. `softcap > 0` turns scores s into
+softcap · tanh(s / softcap). Query heads come in groups that share a KV head (heads 0 to g-1 share KV head 0). Shapes:
+q [B, T, H, D], caches [slots, capacity, KV heads, D], k and v [B, T, KV heads, D].
 """
 
 import torch

@@ -97,6 +97,8 @@ class PlainMember:
         for slot, tree in zip(slots, trees, strict=True):
             if max(tree.forks, default=0) > len(self._row(slot)):
                 raise InputError("plain: a fork behind the row's end")
+            if not all(0 <= i < self._size for i in tree.ids):
+                raise InputError("plain: an id that is not there")
             if max(tree.positions, default=0) >= self.context_length:
                 raise ContextError("plain: a node past the context")
         parts, starts = [], [0]

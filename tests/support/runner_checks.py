@@ -1,4 +1,4 @@
-"""A fresh, uncached forward of each row alone as the yardstick for a runner, and random schedules to hold against it."""
+"""A fresh, uncached forward of each row alone as the yardstick for a runner, and random schedules to check with it."""
 
 import random
 from collections.abc import Callable

@@ -27,7 +27,12 @@ KINDS = ("auto", "sdpa", "flash")
 
 @dataclass(frozen=True)
 class Status:
-    """Which attention runs and why."""
+    """Which attention runs, and why.
+
+    Attributes:
+        kind: "sdpa" or "flash".
+        reason: Why, in words.
+    """
 
     kind: str
     reason: str
@@ -47,9 +52,17 @@ def flash_function() -> Callable[..., torch.Tensor] | None:
 def status(
     requested: str = "auto", device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32, name: str = "model"
 ) -> Status:
-    """The attention that ``requested`` ("auto", "sdpa" or "flash") means on this device and dtype.
+    """Choose an attention.
 
-    ``flash`` where it cannot run: ``ModelError``. ``auto`` takes flash where it can run, else SDPA.
+    Args:
+        requested: "sdpa"; "flash"; or "auto", which takes flash where it can run, else SDPA.
+        device: Where the model is.
+        dtype: That of its weights.
+        name: What errors call it.
+
+    Raises:
+        InputError: ``requested`` is none of these.
+        ModelError: "flash" cannot run there; the message says why.
     """
     if requested not in KINDS:
         raise InputError(f"attention={requested!r} is not known; use one of {', '.join(KINDS)}")
@@ -74,7 +87,15 @@ def status(
 
 
 def visible(group: Group, window: int | None) -> torch.Tensor:
-    """bool ``[rows, queries, keys]``: a query sees the keys up to its own position, the last ``window`` of them."""
+    """Which keys each query of a group sees.
+
+    Args:
+        group: The group.
+        window: A query sees the last ``window`` keys up to its own position; None: all of them.
+
+    Returns:
+        bool ``[rows, queries, keys]``.
+    """
     if group.tree is not None:
         return group.tree.visible(group.keys, window)
     keys = torch.arange(group.keys, device=group.positions.device)
@@ -86,9 +107,16 @@ def visible(group: Group, window: int | None) -> torch.Tensor:
 
 
 def bias(group: Group, window: int | None, repeat: int, dtype: torch.dtype) -> torch.Tensor | None:
-    """Additive mask ``[rows, 1, queries · repeat, keys]``, every query ``repeat`` times; None where all is visible.
+    """The additive mask of a group, built once per step and window, not once per layer.
 
-    Built once per step and window, not once per layer.
+    Args:
+        group: The group, which keeps the mask.
+        window: As in ``visible``.
+        repeat: How often every query is repeated, once per query head that shares a KV head.
+        dtype: That of the scores.
+
+    Returns:
+        ``[rows, 1, queries · repeat, keys]``; None where every query sees every key.
     """
     if window is not None and window >= group.keys:
         window = None
@@ -158,7 +186,10 @@ def _sdpa_group(
     window: int | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """``[rows, queries, heads, Dv]``. Query heads that share a KV head are folded into the query axis: nothing is repeated."""
+    """SDPA of a group: ``[rows, queries, heads, Dv]``.
+
+    Query heads that share a KV head are folded into the query axis, so that no key or value is repeated.
+    """
     rows, queries, heads, dim = query.shape
     kv_heads = key.shape[1]
     share = heads // kv_heads
@@ -229,10 +260,28 @@ def attend(
     ensemble_step: Step | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of a packed step: ``query`` ``[1, heads, N, D]`` -> ``[1, N, heads, Dv]``.
+    """Attention of a packed step, in the signature of transformers' attention registry.
 
-    ``key``/``value``: the layer's whole cache ``[slots, kv heads, capacity, D]``, as ``update`` returned it (SDPA), or the
-    new keys and values ``[1, kv heads, N, D]`` (flash, which appends by itself).
+    Args:
+        module: The layer's attention; its ``layer_idx`` says which.
+        query: ``[1, heads, N, D]``.
+        key: The layer's whole cache ``[slots, kv heads, capacity, D]``, as ``StepCache.update`` returned it (SDPA), or
+            the new keys ``[1, kv heads, N, D]`` (flash-attn, which appends them itself).
+        value: Likewise.
+        attention_mask: Unused where there is a step.
+        scaling: Factor on the scores; None: ``D ** -0.5``.
+        dropout: Unused where there is a step.
+        softcap: Scores s become ``softcap · tanh(s / softcap)``; None: they stay.
+        sliding_window: Keys that a query sees, its own included; None: all.
+        s_aux: A learned sink per head.
+        ensemble_step: The step; None: an ordinary call, which transformers' own SDPA answers.
+        **kwargs: What else the layer passes.
+
+    Returns:
+        ``[1, N, heads, Dv]``, and None for the weights.
+
+    Raises:
+        ModelError: The layer asks for a position bias, or for sinks under flash-attn.
     """
     if ensemble_step is None:
         return _plain(

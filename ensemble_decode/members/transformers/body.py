@@ -19,8 +19,8 @@ from ensemble_decode.members.transformers.rollback_support import ADVICE
 class StepCache(Cache):
     """Transformers' cache interface over a ``SlotCache``: new keys and values go where the current ``Step`` says.
 
-    ``update`` returns the layer's whole store, of which attention reads the step's rows and key range. With flash-attn
-    it returns the new keys and values, which the kernel appends.
+    Attributes:
+        step: The current step.
     """
 
     def __init__(self) -> None:
@@ -30,6 +30,12 @@ class StepCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store a layer's new keys and values.
+
+        Returns:
+            The layer's whole stores, of which attention reads the step's rows and key range. With flash-attn, the new
+            keys and values, which the kernel appends.
+        """
         step = self.step
         assert step is not None
         if step.flash is not None:
@@ -39,7 +45,8 @@ class StepCache(Cache):
         return store.keys, store.values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0  # a step's rows have different lengths; positions are always given
+        """0: a step's rows have different lengths; their positions are always given."""
+        return 0
 
 
 class _Recorder(Cache):
@@ -85,9 +92,20 @@ class _Recorder(Cache):
 
 
 class Body:
-    """``model``'s decoder and head behind two calls: ``hidden(step)`` and ``logits(hidden)``.
+    """A model's decoder and head behind two calls: ``hidden(step)`` and ``logits(hidden)``.
 
-    The model's attention implementation is switched to ours for good; called by itself it behaves as under SDPA.
+    Args:
+        model: The model.
+        name: What errors call it.
+
+    Attributes:
+        decoder: The model without its head.
+        head: The LM head.
+        cache: Where the decoder's layers put keys and values.
+        cache_argument: The keyword under which the decoder takes its cache.
+
+    Raises:
+        ModelError: The model has no LM head, an attention that cannot be replaced, or takes no cache.
     """
 
     def __init__(self, model: PreTrainedModel, name: str = "model"):
@@ -104,7 +122,7 @@ class Body:
                 f"{what} has an attention of its own that cannot be replaced; use a model that goes through the "
                 "attention interface of transformers"
             )
-        self._cache_argument = cache_argument(self.decoder, what)
+        self.cache_argument = cache_argument(self.decoder, what)
         self._scale, self._softcap = _head_post_processing(self.config)
         self.cache = StepCache()
 
@@ -120,21 +138,26 @@ class Body:
         return embedding.weight.shape[0]
 
     def record_shapes(self) -> list[LayerShape]:
-        """What every layer keeps per token, as seen in a forward of one token."""
+        """What every layer keeps per token, as seen in a forward of one token.
+
+        Raises:
+            ModelError: A layer keeps something else, or nothing of its own.
+        """
         recorder = _Recorder(self.name)
         ids = torch.zeros(1, 1, dtype=torch.int64, device=self.model.device)
         with torch.no_grad():
-            self.decoder(input_ids=ids, use_cache=True, **{self._cache_argument: recorder})
+            self.decoder(input_ids=ids, use_cache=True, **{self.cache_argument: recorder})
         layers = self.config.num_hidden_layers
         missing = sorted(set(range(layers)) - set(recorder.shapes))
         if missing or len(recorder.shapes) != layers:
             raise ModelError(
-                f"{self.name}: layers {missing} keep no keys and values of their own (they share another layer's or have "
-                f"another kind of state), which the row slots do not support; {ADVICE}"
+                f"{self.name}: layers {missing} keep no keys and values of their own (they share another layer's or "
+                f"have another kind of state), which the row slots do not support; {ADVICE}"
             )
         return [recorder.shapes[layer] for layer in range(layers)]
 
     def use_our_attention(self) -> None:
+        """Switch the model's attention to ``attention.attend``, for good; called by itself it behaves as under SDPA."""
         self.model.set_attn_implementation(attention.ATTENTION)
 
     def hidden(self, step: Step) -> torch.Tensor:
@@ -147,12 +170,12 @@ class Body:
             attention_mask=step.no_mask,
             use_cache=True,
             ensemble_step=step,
-            **{self._cache_argument: self.cache},
+            **{self.cache_argument: self.cache},
         )
         return out.last_hidden_state[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[R, hidden]`` -> ``[R, V]``, with the scaling and soft cap of the family."""
+        """The logits ``[R, V]`` behind hidden states ``[R, hidden]``, with the scaling and soft cap of the family."""
         values = self.head(hidden)
         if self._scale != 1.0:
             values = values * self._scale
@@ -162,7 +185,15 @@ class Body:
 
 
 def cache_argument(module: torch.nn.Module, what: str) -> str:
-    """The keyword under which a model, or the decoder in it, takes its cache; transformers 5 renamed it. ``what``: its name in the error."""
+    """The keyword under which a model, or the decoder in it, takes its cache; releases of transformers differ.
+
+    Args:
+        module: The model or decoder.
+        what: What the error calls it.
+
+    Raises:
+        ModelError: It takes none.
+    """
     parameters = inspect.signature(module.forward).parameters
     for argument in ("cache", "past_key_values"):
         if argument in parameters:

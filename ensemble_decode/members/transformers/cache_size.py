@@ -1,4 +1,4 @@
-"""How large a KV cache is made: whole blocks, what a growing cache keeps, and what the limits allow. No tensor in here."""
+"""How large a KV cache is made: whole blocks, growth by half, and what the limits allow. No tensor in here."""
 
 from __future__ import annotations
 

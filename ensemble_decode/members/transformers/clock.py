@@ -10,7 +10,11 @@ import torch
 
 
 class SectionClock:
-    """``with clock: ...`` adds the section's time to ``seconds``. On a CUDA device reading ``seconds`` waits for the device."""
+    """``with clock: ...`` adds the section's time to ``seconds``.
+
+    Args:
+        device: Whose time counts.
+    """
 
     def __init__(self, device: torch.device):
         self._cuda = device.type == "cuda"
@@ -47,5 +51,6 @@ class SectionClock:
 
     @property
     def seconds(self) -> float:
+        """Seconds of all sections so far. On a GPU, reading it waits for the device."""
         self._collect()
         return self._seconds

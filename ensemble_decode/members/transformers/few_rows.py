@@ -1,11 +1,11 @@
 """Linear layers for a few rows on x86 CPUs that have neither bfloat16 nor AVX-512 instructions.
 
-torch multiplies bfloat16 matrices there element by element: right for one row (the weights are read once, at half the bytes
-of float32), several times slower than float32 from a few rows on; and its float32 product is far from the processor's
-limits where a few rows meet many outputs. The C++ extension (AVX2) reads the weights once: bfloat16 ones are widened to
-float32 in blocks that stay in the cache, no second copy of the model is kept, sums are float32 as in torch's own kernels,
-the result is rounded once, and a row's bits do not depend on the rows beside it. Without the extension torch's float32
-product takes the widened blocks.
+There torch multiplies bfloat16 matrices element by element. That is right for one row (the weights are read once, at
+half the bytes of float32), and several times slower than float32 from a few rows on. Its float32 product is far from
+the processor's limits where a few rows meet many outputs. The C++ extension (AVX2) reads the weights once. It widens
+bfloat16 ones to float32 in blocks that stay in the cache, keeps no second copy of the model, sums in float32 as torch's
+own kernels do, and rounds the result once. A row's bits do not depend on the rows beside it. Without the extension,
+torch's float32 product takes the widened blocks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ def runs_native() -> bool:
 
 
 def helps(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether ``few_rows_linear`` is faster than torch for weights of this type there: on a CPU, and on this one."""
+    """Whether ``few_rows_linear`` is faster than torch on a device: on a CPU only, and not on every one.
+
+    Args:
+        dtype: That of the weights.
+        device: Where they are.
+    """
     if device.type != "cpu":
         return False
     if dtype == torch.bfloat16:
@@ -41,16 +46,22 @@ def helps(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def few_rows(weight: torch.Tensor) -> int:
-    """From how many rows on ``few_rows_linear`` is the faster way here for these weights."""
+    """From how many rows on ``few_rows_linear`` is faster than torch on this CPU, for these weights ``[O, I]``."""
     if not runs_native():
         return FEW_ROWS_IN_BLOCKS
     return 1 if weight.dtype == torch.float32 and weight.numel() >= LARGE else FEW_ROWS
 
 
 def few_rows_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``linear(x, weight, bias)`` of bfloat16 or float32 tensors: ``x`` ``[..., I]``, ``weight`` ``[O, I]``, one type for all.
+    """``torch.nn.functional.linear`` for a few rows on a CPU: float32 sums, one rounding at the end.
 
-    Float32 sums, one rounding to ``x.dtype`` at the end. Returns ``[..., O]``.
+    Args:
+        x: ``[..., I]``, bfloat16 or float32.
+        weight: ``[O, I]``, of the same dtype.
+        bias: ``[O]``, of the same dtype, or None.
+
+    Returns:
+        ``[..., O]``, of the same dtype.
     """
     if torch.compiler.is_compiling():
         out: torch.Tensor = _operator(x, weight, bias)
@@ -72,7 +83,14 @@ def _run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> to
 
 
 def in_blocks(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """The layer by torch's float32 product, a block of outputs at a time: ``rows`` f32 ``[R, I]`` into ``out`` ``[R, O]``."""
+    """A linear layer by torch's float32 product, a block of outputs at a time.
+
+    Args:
+        rows: float32 ``[R, I]``.
+        weight: ``[O, I]``.
+        bias: ``[O]`` or None.
+        out: ``[R, O]``, written.
+    """
     outputs, inputs = weight.shape
     step = max(_BLOCK // inputs, 32)
     for first in range(0, outputs, step):
@@ -91,7 +109,14 @@ _operator = register("few_rows_linear(Tensor x, Tensor weight, Tensor? bias) -> 
 
 
 def use_few_rows_linear(model: torch.nn.Module) -> int:
-    """Make every ``nn.Linear`` of a model on the CPU use ``few_rows_linear`` from a few rows on; how many do."""
+    """Make the linear layers of a model on the CPU use ``few_rows_linear`` from a few rows on.
+
+    Args:
+        model: Its ``nn.Linear`` layers with plain bfloat16 or float32 weights change; no other does.
+
+    Returns:
+        How many layers changed.
+    """
     changed = 0
     for layer in model.modules():
         if (

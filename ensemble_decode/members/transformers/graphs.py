@@ -24,8 +24,12 @@ def signature(step: Step) -> tuple[Any, ...]:
 class CompiledSteps:
     """``torch.compile`` of the forward, one compilation per signature.
 
-    Dynamo gives up silently after a few recompilations of one function; here each new shape is meant, so the limit is
+    Dynamo gives up silently after a few recompilations of one function. Here each new shape is meant, so the limit is
     lifted for the first call of each. ``fullgraph`` makes anything that would need a value on the host an error.
+
+    Args:
+        hidden: The forward.
+        backend: Of ``torch.compile``.
     """
 
     def __init__(self, hidden: Hidden, backend: str = "inductor"):
@@ -54,14 +58,21 @@ class CompiledSteps:
 
 
 class Graph(Protocol):
-    def replay(self) -> None: ...
+    """What is needed of a ``torch.cuda.CUDAGraph``."""
+
+    def replay(self) -> None:
+        """Run what was captured, on the buffers it was captured with."""
 
 
 Capture = Callable[[Callable[[], torch.Tensor]], tuple[Graph, torch.Tensor]]
 
 
 def cuda_capture(run: Callable[[], torch.Tensor]) -> tuple[Graph, torch.Tensor]:
-    """Capture ``run`` as a CUDA graph after two warm-up runs on a side stream; gives the graph and its output tensor."""
+    """Capture ``run`` as a CUDA graph, after two warm-up runs on a side stream.
+
+    Returns:
+        The graph and its output tensor.
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -84,9 +95,12 @@ class _Captured:
 class StepGraphs:
     """Replays a forward captured once per signature, over input buffers that stay where they are.
 
-    ``hidden``: the forward (compiled or not). ``capture``: how a graph is made; tests put in one that needs no GPU.
-    ``limit``: graphs kept; the one unused for longest goes first. A cache that was reallocated (``generation``) makes every
-    graph stale, because they hold its addresses.
+    Graphs hold the cache's addresses, so a cache that was reallocated makes every graph stale.
+
+    Args:
+        hidden: The forward, compiled or not.
+        capture: How a graph is made; tests put in one that needs no GPU.
+        limit: Graphs that are kept; the one unused for longest goes first.
     """
 
     def __init__(self, hidden: Hidden, capture: Capture = cuda_capture, limit: int = 64):
@@ -95,6 +109,12 @@ class StepGraphs:
         self._generation = -1
 
     def __call__(self, step: Step, generation: int) -> torch.Tensor:
+        """The forward's output ``[N, hidden]``, a tensor of its own.
+
+        Args:
+            step: The step.
+            generation: ``SlotCache.generation``.
+        """
         if generation != self._generation:
             self._captured.clear()
             self._generation = generation

@@ -16,8 +16,8 @@ from ensemble_decode.members.transformers.prefixes import Prefixes
 class SlotCache:
     """The preallocated keys and values of one model, in row slots.
 
-    Per layer one tensor of keys and one of values, ``[slots, heads, capacity, dim]`` (why: docs/caches.md), and a length
-    per slot. Every error leaves the cache as it was.
+    Per layer one tensor of keys and one of values, ``[slots, heads, capacity, dim]`` (why: docs/caches.md), and a
+    length per slot. Every error leaves the cache as it was.
 
     Args:
         limits: The shapes of the layers, the blocks in which the cache grows, and what bounds it. They may change while
@@ -56,8 +56,8 @@ class SlotCache:
         Lowest first keeps the held slots together, and contiguous slots are read without a copy.
 
         Args:
-            ids: What the row is to hold. Where a slot begins with enough of them, the new row has that beginning already
-                (see ``take_over``), and others may take over from it. None: nothing is shared.
+            ids: What the row is to hold. Where a slot begins with enough of them, the new row has that beginning
+                already (see ``take_over``), and others may take over from it. None: nothing is shared.
 
         Returns:
             The slot.
@@ -102,7 +102,7 @@ class SlotCache:
         have = self._lengths[slot]
         if not 0 <= length <= have:
             raise CacheError(
-                f"{self.name}: slot {slot} holds {have} tokens, so it can be rolled back to 0 to {have}, not to {length}"
+                f"{self.name}: slot {slot} holds {have} tokens; it can be rolled back to 0 to {have}, not to {length}"
             )
         self._lengths[slot] = length
 
@@ -125,7 +125,7 @@ class SlotCache:
         self._high_water[slot] = max(self._high_water[slot], length)
 
     def touch(self, slot: int, length: int) -> None:
-        """Note, before it happens, that positions up to ``length`` may be written, so that they are cleared on reuse."""
+        """Note that positions up to ``length`` are about to be written, so that they are cleared on reuse."""
         self._high_water[slot] = max(self._high_water[slot], min(length, self.capacity))
 
     @property
@@ -145,7 +145,7 @@ class SlotCache:
     # -- common beginnings ---------------------------------------------------------------------------------------
 
     def shared(self, ids: Sequence[int]) -> int:
-        """Tokens at the beginning of ``ids`` that some slot holds, never the last; 0 where too few to be worth a copy."""
+        """Tokens at the beginning of ``ids``, the last never, that some slot holds; 0 where too few to be copied."""
         return self._prefixes.longest(ids, self._shareable)[1]
 
     def take_over(self, slot: int, ids: Sequence[int]) -> int:
@@ -180,8 +180,8 @@ class SlotCache:
         there = self._shareable(source)
         if self._lengths[target] or source == target or not 0 <= length <= there:
             raise CacheError(
-                f"{self.name}: {length} tokens of slot {source}, which holds {there} that are known, cannot be copied to "
-                f"slot {target}, which holds {self._lengths[target]}"
+                f"{self.name}: {length} tokens of slot {source}, which holds {there} that are known, cannot be copied "
+                f"to slot {target}, which holds {self._lengths[target]}"
             )
         for layer in self.layers:
             layer.copy(source, target, length)

@@ -10,7 +10,14 @@ import torch
 
 @dataclass(frozen=True)
 class LayerShape:
-    """What one attention layer keeps per token: ``heads`` keys of ``key_dim`` and values of ``value_dim`` elements."""
+    """What one attention layer keeps per token.
+
+    Attributes:
+        heads: KV heads.
+        key_dim: Elements of a key.
+        value_dim: Elements of a value.
+        dtype: Of both.
+    """
 
     heads: int
     key_dim: int
@@ -19,6 +26,7 @@ class LayerShape:
 
     @property
     def bytes_per_token(self) -> int:
+        """Bytes that one token of one row takes in this layer."""
         return self.heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
 
 
@@ -33,7 +41,13 @@ class _Store:
         self.view = self.flat[:-1].view(slots, heads, capacity, dim)
 
     def resized(self, slots: int, capacity: int, kept: Mapping[int, tuple[int, int]]) -> _Store:
-        """A copy of another size that keeps the first positions of some slots: ``kept[old slot] = (new slot, positions)``."""
+        """A copy of another size that keeps the first positions of some slots.
+
+        Args:
+            slots: Slots of the copy.
+            capacity: Positions of each.
+            kept: Old slot to (new slot, positions that are kept).
+        """
         _, heads, _, dim = self.view.shape
         other = _Store(slots, heads, capacity, dim, self.flat.dtype, self.flat.device)
         for slot, (to, length) in kept.items():
@@ -42,7 +56,20 @@ class _Store:
 
 
 class LayerStore:
-    """Keys and values of one layer, each ``[slots, heads, capacity, dim]``."""
+    """Keys and values of one layer for all row slots.
+
+    Args:
+        shape: What the layer keeps per token.
+        slots: Row slots.
+        capacity: Positions of each.
+        device: Where they lie.
+
+    Attributes:
+        keys: ``[slots, heads, capacity, key_dim]``.
+        values: ``[slots, heads, capacity, value_dim]``.
+        flat_keys: The keys as ``[slots · heads · capacity + 1, key_dim]``; the last position takes unwanted writes.
+        flat_values: The values likewise.
+    """
 
     def __init__(self, shape: LayerShape, slots: int, capacity: int, device: torch.device):
         self.shape = shape
@@ -55,7 +82,13 @@ class LayerStore:
         self.flat_keys, self.flat_values = self._keys.flat, self._values.flat
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, index: torch.Tensor) -> None:
-        """Store ``keys``/``values`` ``[1, heads, N, dim]`` at flat positions ``index`` int64 ``[N · heads]``, token-major."""
+        """Store the keys and values of ``N`` tokens.
+
+        Args:
+            keys: ``[1, heads, N, key_dim]``.
+            values: ``[1, heads, N, value_dim]``.
+            index: Flat positions, int64 ``[N · heads]``, token-major.
+        """
         self.flat_keys.index_copy_(0, index, keys.transpose(1, 2).reshape(-1, keys.shape[-1]))
         self.flat_values.index_copy_(0, index, values.transpose(1, 2).reshape(-1, values.shape[-1]))
 
@@ -67,9 +100,11 @@ class LayerStore:
         self._publish()
 
     def clear(self, slot: int, start: int, end: int) -> None:
+        """Zero the positions ``start`` to ``end`` of a slot."""
         self.keys[slot, :, start:end] = 0
         self.values[slot, :, start:end] = 0
 
     def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the first ``length`` positions of one slot to another."""
         self.keys[target, :, :length] = self.keys[source, :, :length]
         self.values[target, :, :length] = self.values[source, :, :length]

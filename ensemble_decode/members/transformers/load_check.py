@@ -23,10 +23,19 @@ def own_logits(model: torch.nn.Module, rows: list[list[int]], device: torch.devi
 
 
 def check_against(runner: Member, kind: str, rows: list[list[int]], expected: list[torch.Tensor]) -> None:
-    """Run ``rows`` through a member, whose model is a ``kind``, with a ragged second step and a rollback, and compare with ``expected``.
+    """Run two rows through a member, with a ragged second step and a rollback, and compare their logits.
 
     The allowed difference is a share of the spread of the logits: 0.1 % in float32, 25 % in half precision (rounding of
-    unlucky models), so this finds an attention or head that does something unknown, not a wrong bit.
+    unlucky models). So this finds an attention or head that does something unknown, not a wrong bit.
+
+    Args:
+        runner: The member.
+        kind: The class of its model, for the error.
+        rows: Token ids of the two rows.
+        expected: Their logits ``[length, V]``.
+
+    Raises:
+        ModelError: They differ.
     """
     first, second = rows
     slots = [runner.acquire(), runner.acquire()]

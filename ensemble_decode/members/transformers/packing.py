@@ -15,7 +15,15 @@ from ensemble_decode.members.transformers.tree_mask import TreeMask
 
 @dataclass(frozen=True)
 class Piece:
-    """``count`` new tokens of ``row`` from its ``offset``-th new token on; ``start`` tokens of it are cached before them."""
+    """Consecutive new tokens of one row that go in one forward.
+
+    Attributes:
+        row: Which row of the call.
+        slot: Its slot.
+        start: Tokens of the row that are cached before these.
+        offset: Which of the row's new tokens is the first of these.
+        count: How many tokens.
+    """
 
     row: int
     slot: int
@@ -25,13 +33,21 @@ class Piece:
 
     @property
     def end(self) -> int:
+        """Tokens of the row that are cached after the forward."""
         return self.start + self.count
 
 
 def chunks(slots: Sequence[int], starts: Sequence[int], counts: Sequence[int], limit: int) -> list[list[Piece]]:
-    """Cut ragged rows into forwards of at most ``limit`` tokens, each a list of pieces sorted by slot.
+    """Cut ragged rows into forwards. Rows of similar length go together.
 
-    Rows of similar length go together; a row's pieces come in order, in successive forwards.
+    Args:
+        slots: The rows' slots.
+        starts: Tokens that each row holds.
+        counts: New tokens of each row.
+        limit: The most tokens of one forward.
+
+    Returns:
+        Per forward its pieces, sorted by slot; a row's pieces come in order, in successive forwards.
     """
     order = sorted((r for r in range(len(slots)) if counts[r]), key=lambda r: (counts[r], slots[r]))
     forwards: list[list[Piece]] = []
@@ -54,8 +70,16 @@ def chunks(slots: Sequence[int], starts: Sequence[int], counts: Sequence[int], l
 def similar(pieces: Sequence[Piece], waste: float = 4.0, floor: int = 4096) -> list[list[Piece]]:
     """Split the pieces of one forward into groups that attend in one padded call each.
 
-    A group pads every row to its longest query and its longest key range. Pieces are put together, shortest first, as
-    long as the padded score matrix stays under ``waste`` times the useful one or under ``floor`` elements per head.
+    A group pads every row to its longest query and its longest key range.
+
+    Args:
+        pieces: The pieces of one forward.
+        waste: Pieces are put together, shortest first, as long as the padded score matrix stays under ``waste`` times
+            the useful one,
+        floor: or under ``floor`` elements per head.
+
+    Returns:
+        The groups, each sorted by slot.
     """
     groups: list[list[Piece]] = []
     useful = longest = widest = 0
@@ -74,15 +98,24 @@ def similar(pieces: Sequence[Piece], waste: float = 4.0, floor: int = 4096) -> l
 
 @dataclass
 class Group:
-    """Rows that attend in one call: ``rows`` of them, ``queries`` positions each, over their first ``keys`` positions.
+    """Rows that attend in one padded call.
 
-    ``begin``: first slot where the slots are contiguous, else None. ``slots`` int64 and int32 ``[rows]``.
-    ``take`` int64 ``[rows · queries]``: where each padded query lies among the forward's tokens; None: as they come.
-    ``put`` int64: where each of the group's tokens lies among the padded queries; None likewise.
-    ``first``/``count``: the group's tokens are ``first .. first + count`` of the forward.
-    ``positions`` int64 ``[rows, queries]``. ``starts`` int32 ``[rows]``: tokens cached before this forward.
-    ``aligned``: every query sees every key that is read, sliding windows apart. ``tree``: what queries see where the rows
-    are trees of continuations.
+    Attributes:
+        rows: Rows, padding included.
+        queries: Positions of each row, padding included.
+        keys: Positions that are read of every row.
+        first: Which of the forward's tokens is the group's first.
+        count: The group's tokens, which follow each other in the forward.
+        begin: The first slot where the slots are contiguous, else None.
+        slots: int64 ``[rows]``.
+        slots32: The same as int32.
+        take: int64 ``[rows · queries]``: where each padded query lies among the forward's tokens. None: as they come.
+        put: int64 ``[count]``: where each of the group's tokens lies among the padded queries. None: as they come.
+        positions: int64 ``[rows, queries]``, in the text.
+        starts: int32 ``[rows]``: tokens cached before this forward.
+        aligned: Every query sees every key that is read, sliding windows apart.
+        tree: What queries see where the rows are trees of continuations.
+        masks: The masks that layers have asked for so far; see ``attention.bias``.
     """
 
     rows: int
@@ -104,10 +137,19 @@ class Group:
 
 @dataclass
 class Step:
-    """Everything a forward needs beside the weights: ``tokens`` new ids of several rows packed into one sequence.
+    """Everything a forward needs beside the weights: new ids of several rows, packed into one sequence.
 
-    ``ids``/``positions`` int64 ``[1, N]``. ``write[heads]`` int64 ``[N · heads]``: flat cache positions, token-major;
-    padding goes to the spare position behind the cache. ``stores``: the cache's layers. ``flash``: the flash-attn call.
+    Attributes:
+        ids: int64 ``[1, N]``.
+        positions: int64 ``[1, N]``, in the text.
+        write: Per number of KV heads, int64 ``[N · heads]``: the flat cache positions of new keys and values,
+            token-major. Padding goes to the spare position behind the cache.
+        groups: The rows that attend together.
+        tokens: ``N`` without padding.
+        no_mask: float ``[1, 1, 1, 1]``; stands where models expect a mask of their own making.
+        stores: The cache's layers.
+        flash: The flash-attn call; None: SDPA.
+        windows: Filled by attention where given: layer to the sliding window that it was called with.
     """
 
     ids: torch.Tensor
@@ -115,12 +157,10 @@ class Step:
     write: dict[int, torch.Tensor]
     groups: list[Group]
     tokens: int
-    no_mask: torch.Tensor  # float [1, 1, 1, 1]: stands where models expect a mask of their own making
+    no_mask: torch.Tensor
     stores: Sequence[LayerStore] = ()
     flash: Callable[..., torch.Tensor] | None = None
-    windows: dict[int, int | None] | None = (
-        None  # filled by attention where given: layer -> sliding window it was called with
-    )
+    windows: dict[int, int | None] | None = None
 
 
 def _group(
@@ -183,7 +223,20 @@ def build(
     buckets: Buckets,
     device: torch.device,
 ) -> tuple[Step, dict[int, int]]:
-    """The forward of ``pieces`` and, per row, the packed index of its piece's first token."""
+    """Plan one forward.
+
+    Args:
+        pieces: What it takes, sorted by slot; a row at most once.
+        new_ids: All new ids, per row.
+        heads: The numbers of KV heads that layers have.
+        slots_allocated: Slots of the cache.
+        capacity: Positions of each.
+        buckets: How shapes are rounded.
+        device: Where the forward runs.
+
+    Returns:
+        The forward, and per row the packed index of its piece's first token.
+    """
     groups: list[Group] = []
     ids: list[int] = []
     places: dict[int, int] = {}

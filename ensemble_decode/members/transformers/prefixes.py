@@ -10,9 +10,10 @@ SHORTEST = 32  # tokens of a common beginning from which on a copy is made; what
 
 
 class Prefixes:
-    """The token ids at the front of a cache's slots, of free ones too: their content stands until another row takes them.
+    """The token ids at the front of a cache's slots, of free ones too: their content stands until another row comes.
 
-    Ids are noted as they are written, so that what is known of a slot is what it holds. Slots that were never begun are unknown.
+    Ids are noted as they are written, so that what is known of a slot is what it holds. Of slots whose row was acquired
+    without its ids, nothing is known.
     """
 
     def __init__(self) -> None:
@@ -23,10 +24,11 @@ class Prefixes:
         self._ids[slot] = list(ids)
 
     def drop(self, slot: int) -> None:
+        """A row that shares nothing has the slot, or its content is gone."""
         self._ids.pop(slot, None)
 
     def note(self, slot: int, at: int, ids: Sequence[int]) -> None:
-        """``ids`` were written behind the slot's first ``at`` tokens; what was known from there on is no more."""
+        """``ids`` were written behind the slot's first ``at`` tokens; what was known from there on is gone."""
         known = self._ids.get(slot)
         if known is not None:
             del known[at:]
@@ -47,15 +49,22 @@ class Prefixes:
         self._ids = {slot: [] for slot in held if slot in self._ids}
 
     def begun(self, slot: int) -> bool:
+        """Whether the slot's row was acquired with its ids."""
         return slot in self._ids
 
     def known(self, slot: int) -> list[int]:
+        """The ids at the front of the slot."""
         return self._ids.get(slot, [])
 
     def longest(self, ids: Sequence[int], length: Callable[[int], int]) -> tuple[int, int]:
-        """The slot that begins with the most of ``ids``, and how many; (-1, 0) where none has ``SHORTEST`` of them.
+        """Find the slot that begins with the most of ``ids``.
 
-        ``length``: tokens that a slot holds. The last id is never counted: somebody wants the logits behind it.
+        Args:
+            ids: What a row is to hold. The last one is never counted, since the logits behind it are wanted.
+            length: Tokens that a slot holds.
+
+        Returns:
+            The slot and how many tokens; (−1, 0) where none has ``SHORTEST`` of them.
         """
         ids = list(ids)
         best, slot = SHORTEST - 1, -1

@@ -22,7 +22,15 @@ _REASONS = {
 
 
 def context_length(config: Any, name: str = "model") -> int:
-    """The longest text in tokens that the model's positions allow."""
+    """The longest text in tokens that the model's positions allow.
+
+    Args:
+        config: The model's configuration.
+        name: What errors call the model.
+
+    Raises:
+        ModelError: The configuration names none.
+    """
     for attribute in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         value = getattr(config, attribute, None)
         if isinstance(value, int) and value > 0:
@@ -33,7 +41,15 @@ def context_length(config: Any, name: str = "model") -> int:
 
 
 def check_model(model: Any, name: str = "model") -> None:
-    """Refuse with ``ModelError`` a model whose state cannot be rolled back, naming the layer type and the reason."""
+    """Refuse a model whose state cannot be rolled back, judged from its configuration.
+
+    Args:
+        model: The model.
+        name: What errors call it.
+
+    Raises:
+        ModelError: It cannot; the message names the layer type and the reason.
+    """
     config = model.config
     what = f"{name} ({type(model).__name__})"
     if getattr(config, "is_encoder_decoder", False):
@@ -55,17 +71,25 @@ def check_model(model: Any, name: str = "model") -> None:
 def check_windows(config: Any, windows: dict[int, int | None], layers: int, name: str) -> None:
     """Compare the sliding window that each layer's attention was called with against the configuration.
 
-    ``windows``: layer -> window. Raises ``ModelError`` where a layer did not call our attention or called it otherwise.
+    Args:
+        config: The model's configuration.
+        windows: Layer to window, None for full attention.
+        layers: Number of layers.
+        name: What errors call the model.
+
+    Raises:
+        ModelError: A layer did not call our attention, or called it with another window.
     """
     missing = sorted(set(range(layers)) - set(windows))
     if missing:
         raise ModelError(
-            f"{name}: layers {missing} do not use the attention interface of transformers, so their keys and values cannot be "
-            f"read from the row slots; {ADVICE}"
+            f"{name}: layers {missing} do not use the attention interface of transformers, so their keys and values "
+            f"cannot be read from the row slots; {ADVICE}"
         )
     for layer, kind in enumerate(getattr(config, "layer_types", None) or ()):
         expected = config.sliding_window if kind == "sliding_attention" else None
         if windows[layer] != expected:
             raise ModelError(
-                f"{name}: layer {layer} is of type {kind!r} (window {expected}) but asks attention for window {windows[layer]}"
+                f"{name}: layer {layer} is of type {kind!r} (window {expected}) but asks attention for window "
+                f"{windows[layer]}"
             )

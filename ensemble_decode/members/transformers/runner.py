@@ -243,7 +243,7 @@ class Runner:
         return self.cache.longest
 
     def could_hold(self, rows: int, length: int) -> bool:
-        """Whether the limits allow ``rows`` rows of ``length`` tokens; a length past the context counts as the context."""
+        """Whether the limits allow ``rows`` rows of ``length`` tokens, or of the context where that is shorter."""
         return self.cache.could_hold(rows, self.cache.limits.within_context(length))
 
     def why_not(self, rows: int, length: int) -> str | None:

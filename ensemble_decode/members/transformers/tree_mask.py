@@ -13,8 +13,13 @@ from ensemble_decode.members.tree import Tree
 class TreeMask:
     """Which keys of its slot every query of a group sees, for groups whose rows are trees.
 
-    ``trunks`` ``[rows]``: cached tokens before each tree. ``forks``, ``positions`` ``[rows, queries]`` and ``ancestors`` bool
-    ``[rows, queries, queries]`` as in ``Tree``. Padded queries see the cached tokens alone.
+    Padded queries see the cached tokens alone.
+
+    Args:
+        trees: One per row.
+        trunks: Cached tokens before each tree.
+        queries: Queries of each row, padding included.
+        device: Where attention runs.
     """
 
     def __init__(self, trees: Sequence[Tree], trunks: Sequence[int], queries: int, device: torch.device):
@@ -34,7 +39,16 @@ class TreeMask:
         self._ancestors = torch.from_numpy(ancestors).to(device)
 
     def visible(self, keys: int, window: int | None) -> torch.Tensor:
-        """bool ``[rows, queries, keys]``; a sliding window counts text positions, not places in the slot."""
+        """Which keys are seen.
+
+        Args:
+            keys: Positions that are read of every slot.
+            window: Keys that a query sees, its own included, counted in text positions, not in places in the slot;
+                None: all.
+
+        Returns:
+            bool ``[rows, queries, keys]``.
+        """
         rows, queries = self._forks.shape
         key = torch.arange(keys, device=self._forks.device).expand(rows, -1)
         node = key - self._trunks[:, None]

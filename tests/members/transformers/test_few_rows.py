@@ -197,3 +197,41 @@ def test_views_of_every_kind():
     torch.testing.assert_close(column, torch.nn.functional.linear(x[:, ::16], w[:, ::32]))
     negative = [torch._neg_view(t) for t in (x, torch.randn(5, 16), torch.randn(5))]
     torch.testing.assert_close(few_rows_linear(*negative), torch.nn.functional.linear(*negative))
+
+
+class Quantised(torch.Tensor):
+    """As torchao's weights: a subclass that says bfloat16 or float32, whose own memory holds something else."""
+
+    @staticmethod
+    def __new__(cls, codes, scale):
+        made = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+        made.codes, made.scale = codes, scale
+        return made
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), options=None):
+        if function is torch.nn.functional.linear:
+            x, weight, *rest = arguments
+            return function(x, weight.codes * weight.scale, *rest)
+        return super().__torch_function__(function, types, arguments, options or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), options=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(arguments[0].codes, arguments[0].scale)
+        raise AssertionError(f"{function} of a quantised weight")
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_weights_that_are_not_plain_tensors_are_left_to_their_own_product(when):
+    layer = torch.nn.Linear(8, 6, bias=False)
+    codes, scale = torch.randint(-8, 8, (6, 8)), 0.25
+    weight = torch.nn.Parameter(Quantised(codes, scale), requires_grad=False)
+    if when == "before":
+        layer.weight = weight
+        assert use_few_rows_linear(layer) == 0
+    else:
+        assert use_few_rows_linear(layer) == 1
+        layer.weight = weight
+    x = torch.randn(40, 8)
+    torch.testing.assert_close(layer(x), x @ (codes * scale).T)

@@ -1,4 +1,4 @@
-"""Rows that begin like others: what a new row takes over, from which slot, and that it is what a forward would have written."""
+"""Rows that begin like others: what a new row takes over, from which slot, and that a forward would have written it."""
 
 import random
 
@@ -195,7 +195,7 @@ def test_copies_that_cannot_be_are_refused():
 
 @pytest.mark.parametrize("family", ["gpt2", "qwen2", "mistral", "gemma2", "gemma3"])
 def test_a_row_with_a_copied_beginning_goes_on_as_if_it_had_been_read(family):
-    """Beginnings reach past the sliding windows of 12; the source has generated on, ended, or been rolled back into its prompt."""
+    """Beginnings reach past the sliding windows of 12; the source has generated on, or been rolled back and turned."""
     runner, ids = made(family), row(70, 1)
     source = runner.acquire(ids)
     runner.extend([source], [ids[:-1]], "none")
@@ -250,3 +250,26 @@ def test_random_rows_of_a_few_stems_equal_fresh_forwards(family, seed):
             texts = {moved.get(slot, slot): text for slot, text in texts.items()}
     assert checked > 15
     assert runner.stats.reused > 200
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_weights_that_change_under_a_runner(released):
+    """After ``forget`` nothing that the old weights wrote is taken over; rows read from then on are shared again."""
+    runner, ids = made("llama"), row(60, 1)
+    old = runner.acquire(ids)
+    runner.extend([old], [ids], "none")
+    if released:
+        runner.release(old)
+    layer = runner.model.model.layers[0].self_attn.k_proj.weight
+    layer.mul_(-1.5)
+    runner.forget()
+    assert runner.shared(ids) == 0
+    slot = runner.acquire(ids)
+    assert runner.length(slot) == 0
+    assert_goes_on(runner, slot, ids)
+    if not released:  # what the row goes on with is written behind keys of the old weights
+        runner.extend([old], [row(9, 2)], "none")
+        assert runner.shared([*ids, *row(9, 2), 1]) == 60
+    other = runner.acquire([*ids, 3])
+    assert runner.length(other) == 60
+    assert_goes_on(runner, other, [*ids, 3])

@@ -171,7 +171,7 @@ def test_large_steps_are_not_compiled():
 
 
 class RecordedGraph:
-    """Stands for a CUDA graph on a CPU: `replay` runs the captured function on the captured buffers, into one output tensor.
+    """Stands for a CUDA graph on a CPU: `replay` runs the captured function on the captured buffers, into one tensor.
 
     Like a real graph it sees new inputs only through the buffers that it was captured with.
     """

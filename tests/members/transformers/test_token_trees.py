@@ -1,4 +1,4 @@
-"""Trees of continuations: every branch answers as if it alone followed the prefix, and a kept path is as if extended."""
+"""Trees of continuations: every branch answers as if it alone followed the prefix; a kept path is as if extended."""
 
 import random
 
@@ -193,4 +193,8 @@ def test_refusals_change_nothing():
         runner.read_trees([slot, slot], [Tree(), Tree()])
     with pytest.raises(CacheError, match="not held"):
         runner.read_trees([slot + 1], [Tree()])
+    strange = Tree()
+    strange.add(5, [1, V])
+    with pytest.raises(InputError, match=f"row 0 has a token id that is not between 0 and {V - 1}"):
+        runner.read_trees([slot], [strange])
     assert runner.length(slot) == 5
