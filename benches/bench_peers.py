@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--prompt", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--vllm-python", help="the interpreter of an environment with vLLM")
     parser.add_argument("--llama-python", help="the interpreter of an environment with xllamacpp")

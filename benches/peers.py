@@ -41,7 +41,7 @@ def ours(settings: dict[str, Any]) -> tuple[Write, str]:
 
     def write(rows: Sequence[Sequence[int]], tokens: int) -> int:
         done = ensemble.generate(
-            [list(row) for row in rows],
+            [ed.TokenPrompt([list(row)]) for row in rows],
             method=ed.Single(0),
             max_new_tokens=tokens,
             batch_size=len(rows),

@@ -12,32 +12,44 @@ from typing import TYPE_CHECKING, Any
 from ensemble_decode.version import __version__
 
 if TYPE_CHECKING:
+    from ensemble_decode.decode.prompts import TokenPrompt
+    from ensemble_decode.decode.requests import BatchRequest
     from ensemble_decode.determination import Recommendation, Report, Rules, determine
     from ensemble_decode.ensemble import Ensemble
     from ensemble_decode.errors import (
         CacheError,
+        CacheLimitError,
         ContextError,
         EnsembleError,
         InputError,
         ModelError,
-        NumericalError,
         TokenizerError,
     )
     from ensemble_decode.methods import JS, KL, SAFE, GaC, MaxProb, Sharpen, Single, SpecFuse, UniTE
     from ensemble_decode.outputs import Completion, Delta, SegmentRound, Stats, TraceStep
-    from ensemble_decode.sampling import Sampling
+    from ensemble_decode.settings import Sampling
     from ensemble_decode.vocab.aligned import AlignedVocab
     from ensemble_decode.vocab.model import ModelVocab
 
 _HOME = {
+    "BatchRequest": "decode.requests",
+    "TokenPrompt": "decode.prompts",
     **dict.fromkeys(("Recommendation", "Report", "Rules", "determine"), "determination"),
     "Ensemble": "ensemble",
     **dict.fromkeys(
-        ("CacheError", "ContextError", "EnsembleError", "InputError", "ModelError", "NumericalError", "TokenizerError"),
+        (
+            "CacheError",
+            "ContextError",
+            "EnsembleError",
+            "InputError",
+            "CacheLimitError",
+            "ModelError",
+            "TokenizerError",
+        ),
         "errors",
     ),
     **dict.fromkeys(("JS", "KL", "SAFE", "GaC", "MaxProb", "Sharpen", "Single", "SpecFuse", "UniTE"), "methods"),
-    "Sampling": "sampling",
+    "Sampling": "settings",
     **dict.fromkeys(("Completion", "Delta", "SegmentRound", "Stats", "TraceStep"), "outputs"),
     "AlignedVocab": "vocab.aligned",
     "ModelVocab": "vocab.model",
@@ -48,7 +60,9 @@ __all__ = [
     "KL",
     "SAFE",
     "AlignedVocab",
+    "BatchRequest",
     "CacheError",
+    "CacheLimitError",
     "Completion",
     "ContextError",
     "Delta",
@@ -59,7 +73,6 @@ __all__ = [
     "MaxProb",
     "ModelError",
     "ModelVocab",
-    "NumericalError",
     "Recommendation",
     "Report",
     "Rules",
@@ -69,6 +82,7 @@ __all__ = [
     "Single",
     "SpecFuse",
     "Stats",
+    "TokenPrompt",
     "TokenizerError",
     "TraceStep",
     "UniTE",

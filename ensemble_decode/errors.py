@@ -27,7 +27,3 @@ class CacheLimitError(CacheError):
 
 class ContextError(InputError):
     """A prompt or request that does not fit a model's context length."""
-
-
-class NumericalError(EnsembleError):
-    """Logits that no token can be chosen from (NaN, or nothing allowed)."""
