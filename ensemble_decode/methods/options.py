@@ -15,6 +15,7 @@ from ensemble_decode.methods.sharpen import SHARPENINGS
 from ensemble_decode.schema.grammar import Word, write
 from ensemble_decode.schema.options import Choice, meanings, properties
 from ensemble_decode.schema.words import expected
+from ensemble_decode.settings import Limits, Sampling
 
 
 def parse_method(given: str | Mapping[str, Any]) -> Method:
@@ -86,11 +87,11 @@ class OptionRow:
 
 @dataclass(frozen=True)
 class OptionGroup:
-    """A method, gate or sharpening with its options.
+    """A method, gate or sharpening with its options, or the options that every method shares.
 
     Attributes:
         name: Its name; for sharpenings, which share their options, all names.
-        kind: "method", "gate" or "sharpening".
+        kind: "method", "gate", "sharpening" or "for every method".
         meaning: The first sentence of its description.
         source: The paper, or "".
         options: Its options, in the order of the class.
@@ -104,17 +105,21 @@ class OptionGroup:
 
 
 def option_groups() -> list[OptionGroup]:
-    """Every method, gate and sharpening with its options."""
+    """Every method, gate and sharpening with its options, and the options that every method shares."""
     groups = [_group("method", name, cls, METHODS) for name, cls in METHODS.classes.items()]
     groups += [_group("gate", name, cls, GATES) for name, cls in GATES.classes.items()]
     sharpen = next(iter(SHARPENINGS.classes.values()))
     shared = _group("sharpening", ", ".join(SHARPENINGS.classes), sharpen, SHARPENINGS)
-    return [*groups, replace(shared, meaning=meanings(sharpen)["kind"])]
+    groups.append(replace(shared, meaning=meanings(sharpen)["kind"]))
+    of_all = (("sampling", Sampling), ("limits", Limits))
+    return [*groups, *(_group("for every method", name, cls, None) for name, cls in of_all)]
 
 
-def _group(kind: str, name: str, cls: type, choice: Choice) -> OptionGroup:
+def _group(kind: str, name: str, cls: type, choice: Choice | None) -> OptionGroup:
     meaning = (cls.__doc__ or "").partition("\n")[0].replace("``", "")
-    return OptionGroup(name, kind, meaning, getattr(cls, "source", ""), tuple(_rows(name, cls, choice.tag)))
+    return OptionGroup(
+        name, kind, meaning, getattr(cls, "source", ""), tuple(_rows(name, cls, choice.tag if choice else None))
+    )
 
 
 def _rows(owner: str, cls: type, tag: str | None) -> Iterator[OptionRow]:

@@ -20,6 +20,9 @@ def test_every_method_and_option_is_shown_with_default_and_source(run):
     assert "safe method (arXiv 2510.15346)" in words
     assert "kl gate" in words
     assert "none, prefix, geometric, temperature sharpening" in words
+    assert "sampling for every method" in words
+    assert "top_p 1.0 A number above 0 and at most 1." in words
+    assert "max_new_tokens 128 An integer of at least 1." in words
 
 
 def test_the_schema_is_one_json_object(run):

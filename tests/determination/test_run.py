@@ -1,8 +1,6 @@
 """`determine` on tiny models: what is run, kept, resumed, and recomputed from what was kept."""
 
-import io
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -10,7 +8,6 @@ from support import tiny_models, tokenizers
 from support.determine_figures import check, saved
 
 import ensemble_decode as ed
-from ensemble_decode.cli import app as cli
 from ensemble_decode.determination import running
 from ensemble_decode.determination.tokens import common_words
 
@@ -163,7 +160,7 @@ def test_a_prompt_that_fails_counts_as_wrong_and_is_counted(specs, tmp_path):
     assert report.responses[0][1].error
 
 
-def test_the_command_line(study, specs, tmp_path, monkeypatch, capsys):
+def test_the_command_line(run, study, specs, tmp_path):
     report, folder, _ = study
     data = tmp_path / "dev.jsonl"
     data.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in DATA), encoding="utf-8")
@@ -184,13 +181,7 @@ def test_the_command_line(study, specs, tmp_path, monkeypatch, capsys):
     models = [part for spec in specs for part in ("-m", spec)]
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["ensemble-decode", "determine", *arguments])
-        monkeypatch.setattr(sys, "stdin", io.StringIO())
-        monkeypatch.setenv("COLUMNS", "240")
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        shown = capsys.readouterr()
-        return stopped.value.code or 0, shown.out, shown.err
+        return run("determine", *arguments, columns=240)
 
     code, out, err = call(*models, *options)
     assert code == 0, err
