@@ -1,4 +1,5 @@
-"""Offline batches: continuous batching against static batching and one by one, cost per row, memory; alternating in one process.
+"""Offline batches: continuous batching against static batching and one by one, cost per row, memory; alternating in one
+process.
 
     python benches/bench_batch.py throughput           # bfloat16 demo models, a length mix with a heavy tail
     python benches/bench_batch.py throughput --tiny    # the same on random tiny models in float32
@@ -31,7 +32,8 @@ METHODS = {"unite": ed.UniTE(), "safe": ed.SAFE()}
 
 
 def heavy_tail(rows: int, longest: int, seed: int = 0) -> list[BatchRequest]:
-    """Requests whose answers are mostly short: a Pareto tail (shape 1.2) up to ``longest`` tokens, never ended by a model."""
+    """Requests whose answers are mostly short: a Pareto tail (shape 1.2) up to ``longest`` tokens, never ended by a
+    model."""
     draw = random.Random(seed)
     lengths = [min(longest, int(3 * draw.paretovariate(1.2))) for _ in range(rows)]
     return [BatchRequest(f"Item {i}: the old lighthouse keeper", max_new_tokens=n) for i, n in enumerate(lengths)]
@@ -65,7 +67,8 @@ def shrinking(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: o
 
 
 def static(ensemble: ed.Ensemble, requests: Sequence[BatchRequest], method: object) -> int:
-    """Static batching as transformers' ``generate`` does it: every row is computed until the last of its batch has ended."""
+    """Static batching as transformers' ``generate`` does it: every row is computed until the last of its batch has
+    ended."""
     tokens = 0
     for at in range(0, len(requests), batch_size):
         batch = requests[at : at + batch_size]

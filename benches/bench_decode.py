@@ -3,8 +3,8 @@
     python benches/bench_decode.py            # bfloat16 and float32, both methods
     python benches/bench_decode.py --dtype bfloat16 --method safe --tokens 24 --rounds 2
 
-Prints ratios of medians: absolute times of a shared CPU mean nothing to anybody else. "Decode only" leaves out the first
-round of each run, in which the prompts are read.
+Prints ratios of medians: absolute times of a shared CPU mean nothing to anybody else. "Decode only" leaves out the
+first round of each run, in which the prompts are read.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@
     python benches/bench_kernels_cpu.py --write            also write docs/benchmarks/kernels_cpu.md
     pytest benches/bench_kernels_cpu.py                    the same providers under pytest-benchmark
 
-Providers alternate (A B C A B C ...), so that a busy machine slows all of them alike; ratios are what to read. Each runs
-for 10 ms before the call that counts: what ran before it, and threads that still wake up, do not count. Hot: on the same
-logits. Cold: in turn on enough copies to overflow the last-level cache. Bandwidth is measured in the same rounds, by as
-many threads: the machine's, by a plain read of 256 MiB, and that of a plain read of the same logits in the same state.
+Providers alternate (A B C A B C ...), so that a busy machine slows all of them alike; ratios are what to read. Each
+runs for 10 ms before the call that counts: what ran before it, and threads that still wake up, do not count. Hot: on
+the same logits. Cold: in turn on enough copies to overflow the last-level cache. Bandwidth is measured in the same
+rounds, by as many threads: the machine's, by a plain read of 256 MiB, and that of a plain read of the same logits in
+the same state.
 """
 
 from __future__ import annotations

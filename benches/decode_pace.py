@@ -68,7 +68,8 @@ class Pace:
 
 
 def pace(ensemble: ed.Ensemble, prompts: list[str], method: Method, tokens: int, rounds: int | None = None) -> Pace:
-    """Run all prompts as one batch for ``rounds`` rounds after the first (None: to the end), as long as no row has ended."""
+    """Run all prompts as one batch for ``rounds`` rounds after the first (None: to the end), as long as no row has
+    ended."""
     rows = ensemble.rows(prompts, method=method, max_new_tokens=tokens)
     moved = ensemble.run(rows, batch_size=len(rows))
 
@@ -89,7 +90,8 @@ def pace(ensemble: ed.Ensemble, prompts: list[str], method: Method, tokens: int,
 
 
 class Forward:
-    """One forward of ``width`` new tokens behind a context, head included, through the runner and through transformers."""
+    """One forward of ``width`` new tokens behind a context, head included, through the runner and through
+    transformers."""
 
     def __init__(self, runner: Runner, original: LoadedModel, context: str, width: int):
         ids = original.tokenizer(context)["input_ids"]

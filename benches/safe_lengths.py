@@ -2,9 +2,9 @@
 
     python benches/safe_lengths.py
 
-Counts are those of real runs of SAFE. Time is theirs priced at batch 1: drafted tokens times the primary's step, rounds times the
-verifier's forward of the mean draft, both measured here in the same process; `bench_decode.py --method safe` has the clock's
-word on it. The prompts are none of those that the rule was tuned on.
+Counts are those of real runs of SAFE. Time is theirs priced at batch 1: drafted tokens times the primary's step, rounds
+times the verifier's forward of the mean draft, both measured here in the same process; `bench_decode.py --method safe`
+has the clock's word on it. The prompts are none of those that the rule was tuned on.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benches/safe_shares.py
 
-Prints, over a few prompts: the share of tokens that a fusion chose, the share of draft positions that were not safe, how
-much of the drafts stood; and what each method writes after a prompt where ensembling at every token can break down into
-blank lines.
+Prints, over a few prompts: the share of tokens that a fusion chose, the share of draft positions that were not safe,
+how much of the drafts stood; and what each method writes after a prompt where ensembling at every token can break down
+into blank lines.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Several language models with different tokenizers write one text: exact, batched, fast.
 
-``ensemble_decode.kernels`` holds the fused operators over logits; everything else decodes with Hugging Face models on them.
-Names are imported on first use, so that ``import ensemble_decode`` costs nothing.
+``ensemble_decode.kernels`` holds the fused operators over logits; everything else decodes with Hugging Face models on
+them. Names are imported on first use, so that ``import ensemble_decode`` costs nothing.
 """
 
 from __future__ import annotations

@@ -97,25 +97,27 @@ class Ensemble:
     ) -> list[Completion]:
         """Complete each prompt.
 
-        A row that cannot be run ends alone, with ``finish_reason='error'`` and a message. Arguments that no row could use
-        are refused at once.
+        A row that cannot be run ends alone, with ``finish_reason='error'`` and a message. Arguments that no row could
+        use are refused at once.
 
         Args:
             prompts: A string, a list of chat messages, a ``TokenPrompt``, or a list of those.
             method: Default: ``UniTE()``.
             max_new_tokens: The most tokens of the primary, END included.
             stop: The text ends before the first of these strings.
-            sampling: How a token is chosen; default: greedy. A draw depends on the seed, the row's id and the step alone.
+            sampling: How a token is chosen; default: greedy. A draw depends on the seed, the row's id and the step
+                alone.
             weight: Of the models in this call; default: the ensemble's.
             batch_size: The most rows that run at a time; a row that ends is replaced at once.
             chat: ``"template"``: messages by each model's own chat template; ``"plain"``: their contents, blank lines
                 between.
-            system: What becomes of a system message that a template refuses: ``"error"``; or ``"merge"``, it goes in front
-                of the first user message.
+            system: What becomes of a system message that a template refuses: ``"error"``; or ``"merge"``, it goes in
+                front of the first user message.
             add_generation_prompt: Whether the templates open the assistant's answer; None: unless the last message is
                 continued.
             continue_final_message: Whether the models continue the last message.
-            chat_template_kwargs: What the templates get beside the messages: one mapping for all models, or one per model.
+            chat_template_kwargs: What the templates get beside the messages: one mapping for all models, or one per
+                model.
             row_ids: The rows' ids in sampling; default: their places in ``prompts``.
             trace: Keep every step's candidates.
             errors: ``"return"``, or ``"raise"``: the first row's error is raised once all rows have ended.
@@ -217,23 +219,23 @@ class Ensemble:
     ) -> BatchRun:
         """Complete any number of prompts at high throughput.
 
-        Each result equals what its prompt gives alone, sampled too: without a seed of its own a row is keyed by its place in
-        ``requests``. Closing or dropping the iterator drops the rows in flight.
+        Each result equals what its prompt gives alone, sampled too: without a seed of its own a row is keyed by its
+        place in ``requests``. Closing or dropping the iterator drops the rows in flight.
 
         Args:
-            requests: Prompts as in ``generate``, or ``BatchRequest`` with settings of their own, read as there is room. None
-                among them says that there is no prompt for now; the rows that run go on.
+            requests: Prompts as in ``generate``, or ``BatchRequest`` with settings of their own, read as there is room.
+                None among them says that there is no prompt for now; the rows that run go on.
             method: As in ``generate``.
             max_new_tokens: As in ``generate``.
             stop: As in ``generate``.
             sampling: As in ``generate``.
             batch_size: As in ``generate``.
-            memory: What the KV caches of all models together may take at any moment: bytes, a size such as ``"8GiB"``, or a
-                share of what is free, ``0.5`` or ``"50%"``. None: 80 % of a GPU's free memory, 50 % of the host's.
+            memory: What the KV caches of all models together may take at any moment: bytes, a size such as ``"8GiB"``,
+                or a share of what is free, ``0.5`` or ``"50%"``. None: 80 % of a GPU's free memory, 50 % of the host's.
             order: ``"input"``, or ``"finished"``: results as rows end.
             prefill_tokens: The most prompt tokens that one round reads of each model.
-            share_prefixes: Whether prompts that begin with the same tokens of a model, 32 or more, are read once and copied
-                from cache to cache.
+            share_prefixes: Whether prompts that begin with the same tokens of a model, 32 or more, are read once and
+                copied from cache to cache.
             live: Read ``requests`` in a thread of its own, so that the rows that run go on while it waits for more.
             chat: As in ``generate``.
             system: As in ``generate``.
@@ -356,8 +358,8 @@ class Ensemble:
     ) -> Ensemble:
         """Load models and align their vocabularies; model 0 becomes the primary.
 
-        ``device``, ``dtype``, ``revision``, ``weight`` and ``model_kwargs`` are one value for all models, or a list with one per
-        model.
+        ``device``, ``dtype``, ``revision``, ``weight`` and ``model_kwargs`` are one value for all models, or a list
+        with one per model.
 
         Args:
             models: Hub ids, local folders, GGUF files or ``demo:`` names (``ensemble-decode models list``).
@@ -365,10 +367,10 @@ class Ensemble:
             dtype: ``"auto"`` is the checkpoint's; on a CPU float32, unless the CPU multiplies bfloat16.
             revision: Of weights and tokenizer alike, for models of the hub.
             weight: A finite number, 0 or more; default: all equal.
-            model_kwargs: What ``from_pretrained`` takes beside these: ``trust_remote_code`` (False unless it is given), ``token``,
-                ``local_files_only``, ``quantization_config`` and the like.
-            memory: What the KV caches of all models together may take: bytes, a size such as ``"8GiB"``, or a share of what is
-                free, ``0.5`` or ``"50%"``. None: no limit.
+            model_kwargs: What ``from_pretrained`` takes beside these: ``trust_remote_code`` (False unless it is given),
+                ``token``, ``local_files_only``, ``quantization_config`` and the like.
+            memory: What the KV caches of all models together may take: bytes, a size such as ``"8GiB"``, or a share of
+                what is free, ``0.5`` or ``"50%"``. None: no limit.
             attention: ``"auto"``, ``"sdpa"`` or ``"flash"``.
             compile: Run decode steps through ``torch.compile``.
             graphs: Replay decode steps as CUDA graphs; needs CUDA devices.

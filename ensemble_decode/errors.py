@@ -18,7 +18,8 @@ class TokenizerError(ModelError):
 
 
 class CacheError(EnsembleError):
-    """A use of the KV cache that would leave it wrong: a rollback past its length, a slot that is not held, no memory left."""
+    """A use of the KV cache that would leave it wrong: a rollback past its length, a slot that is not held, no memory
+    left."""
 
 
 class CacheLimitError(CacheError):

@@ -8,19 +8,22 @@ from typing import Any, Literal, NamedTuple
 from ensemble_decode.errors import CacheLimitError, ContextError, EnsembleError, InputError, ModelError
 
 FinishReason = Literal["stop", "length", "error"]
-# a line that cannot be read; a field with a wrong value; a prompt that cannot be used; one too long for a context; logits that
+# a line that cannot be read; a field with a wrong value; a prompt that cannot be used; one too long for a context;
+# logits that
 # nothing can be chosen from; memory that does not hold even this row alone
 ErrorKind = Literal["line", "field", "prompt", "too_long", "model", "memory"]
 
 
 @dataclass
 class Stats:
-    """Counts and times of one row. Seconds are the row's equal share of every round it took part in, so they add up over a batch.
+    """Counts and times of one row. Seconds are the row's equal share of every round it took part in, so they add up
+    over a batch.
 
-    ``agreed[m]`` counts the tokens that model m's own top choice would have been; ``forwarded[m]`` the tokens that model m
-    ran through its layers for this row, prompt included, less what was copied from a row that begins alike. Of SpecFuse: ``segments[m]`` counts the rounds that model m's draft won,
-    ``active`` the models that took part in each round, ``forwards_saved`` the forwards that models which had left would have
-    taken; ``first_segment_seconds`` lie between the row's first forward and its first text.
+    ``agreed[m]`` counts the tokens that model m's own top choice would have been; ``forwarded[m]`` the tokens that
+    model m ran through its layers for this row, prompt included, less what was copied from a row that begins alike. Of
+    SpecFuse: ``segments[m]`` counts the rounds that model m's draft won, ``active`` the models that took part in each
+    round, ``forwards_saved`` the forwards that models which had left would have taken; ``first_segment_seconds`` lie
+    between the row's first forward and its first text.
     """
 
     rounds: int = 0
@@ -43,10 +46,10 @@ class Stats:
 class SegmentRound(NamedTuple):
     """One round of SpecFuse; lists per candidate are in the order of the step's ``candidates``.
 
-    ``active``: the models that drafted and judged. ``ended``, ``drafted_by`` per candidate: whether END follows, and whose draft it
-    is (nobody's: a literal). ``scores[i][c]``: the score that model ``active[i]`` gives candidate c. ``winner``: a candidate's number.
-    ``quality``, ``exit_probs`` per active model: Q and p of the exit test, at temperature ``tau``; ``left``: models that leave here.
-    ``weights`` of all models after the round.
+    ``active``: the models that drafted and judged. ``ended``, ``drafted_by`` per candidate: whether END follows, and
+    whose draft it is (nobody's: a literal). ``scores[i][c]``: the score that model ``active[i]`` gives candidate c.
+    ``winner``: a candidate's number. ``quality``, ``exit_probs`` per active model: Q and p of the exit test, at
+    temperature ``tau``; ``left``: models that leave here. ``weights`` of all models after the round.
     """
 
     active: list[int]
@@ -62,10 +65,11 @@ class SegmentRound(NamedTuple):
 
 
 class TraceStep(NamedTuple):
-    """One choice: the candidates (``b""`` stands for END), their probabilities, what was chosen and what each model wanted.
+    """One choice: the candidates (``b""`` stands for END), their probabilities, what was chosen and what each model
+    wanted.
 
-    In a round of SpecFuse the candidates are segments, ``probs`` their scores, ``model_top`` the draft of each active model, and
-    ``segment`` has the rest.
+    In a round of SpecFuse the candidates are segments, ``probs`` their scores, ``model_top`` the draft of each active
+    model, and ``segment`` has the rest.
     """
 
     candidates: list[bytes]
@@ -101,11 +105,11 @@ class Completion:
     Attributes:
         text: What was written; U+FFFD only where the bytes are not UTF-8.
         data: The exact bytes of it.
-        token_ids: The primary's ids, with its END id last where END ended the row. After a stop string they are the ids whose
-            bytes lie wholly before the cut.
+        token_ids: The primary's ids, with its END id last where END ended the row. After a stop string they are the ids
+            whose bytes lie wholly before the cut.
         finish_reason: "stop" (END or a stop string), "length" (``max_new_tokens`` or a full context) or "error".
-        stop_reason: The stop string, as it was given; or the primary's EOS id; None otherwise, and for END where the primary has
-            no EOS id.
+        stop_reason: The stop string, as it was given; or the primary's EOS id; None otherwise, and for END where the
+            primary has no EOS id.
         index: The place of its prompt among the prompts of the call.
         prompt: The prompt, as it was given.
         error: What went wrong, with the row's or model's name; None where nothing did.
@@ -140,7 +144,8 @@ class Completion:
             The completion itself, where nothing went wrong.
 
         Raises:
-            InputError: The prompt or a setting of the row could not be used; ``ContextError`` where the prompt was too long.
+            InputError: The prompt or a setting of the row could not be used; ``ContextError`` where the prompt was too
+                long.
             ModelError: A model gave NaN, or allowed nothing.
             CacheLimitError: The row did not fit into memory alone.
         """

@@ -1,6 +1,7 @@
 """The models of an ensemble inside a Ray Data pipeline: one actor per set of devices, loaded once.
 
-``ensemble-decode batch --engine ray`` does this with a manifest around it; here the rows go wherever the pipeline takes them.
+``ensemble-decode batch --engine ray`` does this with a manifest around it; here the rows go wherever the pipeline takes
+them.
 """
 
 import json

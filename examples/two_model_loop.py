@@ -1,7 +1,7 @@
 """A hand-written loop over two Hugging Face models, with only the vocabulary and the fused step from this package.
 
-Each model keeps its own transformers cache; the second one is rolled back with ``crop`` where its tokenization of the text
-changes. Run: python examples/two_model_loop.py (fetches the demo models on first use).
+Each model keeps its own transformers cache; the second one is rolled back with ``crop`` where its tokenization of the
+text changes. Run: python examples/two_model_loop.py (fetches the demo models on first use).
 """
 
 import torch

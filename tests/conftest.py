@@ -20,7 +20,8 @@ if not torch.cuda.is_available():
 
 
 def pytest_collection_modifyitems(items):
-    """Tests on the demo models come first: they are the long ones, and a long one at the end leaves the other worker idle."""
+    """Tests on the demo models come first: they are the long ones, and a long one at the end leaves the other worker
+    idle."""
     items.sort(key=lambda item: item.get_closest_marker("real") is None)
 
 
@@ -42,7 +43,8 @@ def demo_oracle(demo_models):
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    """Run a command line in this process: `code, out, err = run("generate", ...)`. Its cache folder is the test's own."""
+    """Run a command line in this process: `code, out, err = run("generate", ...)`. Its cache folder is the test's
+    own."""
     from support.command_line import CommandLine
 
     monkeypatch.setenv("ENSEMBLE_DECODE_HOME", str(tmp_path / "home"))

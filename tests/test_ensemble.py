@@ -33,7 +33,8 @@ def trio() -> ed.Ensemble:
 @pytest.mark.parametrize("sampling", [ed.Sampling(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", METHODS)
 def test_batch_equals_solo(trio, name, sampling):
-    """Mixed lengths, rows that end early, refilled slots: every row as if it were alone; streams join to the same text."""
+    """Mixed lengths, rows that end early, refilled slots: every row as if it were alone; streams join to the same
+    text."""
     options = {"method": METHODS[name], "max_new_tokens": 12, "sampling": sampling, "stop": ["ee", "\n\n"]}
     together = trio.generate(MIXED, batch_size=3, **options)
     for i, prompt in enumerate(MIXED):
@@ -420,7 +421,8 @@ def test_stop_reason_says_what_ended_a_row(trio):
 
 
 def test_completions_name_their_prompt_and_raise_their_error(trio):
-    """``index`` and ``prompt`` of every row, of failed ones too; ``errors='raise'`` raises what ``raise_for_error`` would."""
+    """``index`` and ``prompt`` of every row, of failed ones too; ``errors='raise'`` raises what ``raise_for_error``
+    would."""
     prompts = ["good", "x" * 5000, "fine"]
     rows = trio.generate(prompts, max_new_tokens=2)
     assert [(row.index, row.prompt) for row in rows] == list(enumerate(prompts))

@@ -31,9 +31,11 @@ _METHOD = {
 
 
 def this_machine(device: torch.device, dtype: torch.dtype, memory: float, *, quick: bool = False) -> Device:
-    """Bandwidth and rate of linear layers in ``dtype`` as the runners compute them, and what a layer, a forward and a row add.
+    """Bandwidth and rate of linear layers in ``dtype`` as the runners compute them, and what a layer, a forward and a
+    row add.
 
-    None of these numbers comes from the cells that the model is compared with. ``quick``: of weights that may lie in a cache.
+    None of these numbers comes from the cells that the model is compared with. ``quick``: of weights that may lie in a
+    cache.
     """
     # past any cache, unless it is to be quick
     layers = [torch.nn.Linear(1024, 16384, bias=False, device=device, dtype=dtype) for _ in range(1 if quick else 6)]
@@ -141,7 +143,8 @@ def _modelled(cell: Cell, shapes: Sequence[ModelShape], device: Device) -> Cost:
 
 
 def settings_of(cell: Cell) -> Settings:
-    """The share of drafted tokens that stood, as measured, for SAFE: the probability that one token stands, by bisection."""
+    """The share of drafted tokens that stood, as measured, for SAFE: the probability that one token stands, by
+    bisection."""
     if cell.subject != "safe" or not sum(s.drafted for s in cell.samples):
         return Settings()
     accepted = sum(s.accepted for s in cell.samples) / sum(s.drafted for s in cell.samples)

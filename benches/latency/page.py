@@ -1,4 +1,5 @@
-"""The page of docs/benchmarks/: everything measured in one run, as Markdown with plots, and what it means for a user."""
+"""The page of docs/benchmarks/: everything measured in one run, as Markdown with plots, and what it means for a
+user."""
 
 from __future__ import annotations
 

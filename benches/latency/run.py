@@ -20,7 +20,8 @@ LENGTHS = (32, 128, 512, 1024, 2048)
 
 
 class Plan(NamedTuple):
-    """One suite of the page: which configurations, at which sizes (``quality``, ``models``, ``vocabulary`` choose their own)."""
+    """One suite of the page: which configurations, at which sizes (``quality``, ``models``, ``vocabulary`` choose their
+    own)."""
 
     suite: str
     names: tuple[str, ...]

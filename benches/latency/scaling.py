@@ -1,4 +1,5 @@
-"""How cost grows with the number of models and with their vocabularies: models with random weights beside the given ones."""
+"""How cost grows with the number of models and with their vocabularies: models with random weights beside the given
+ones."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ import torch
 
 
 class Meter:
-    """Joules used so far by the CUDA devices of a run. Elsewhere ``reports`` is False, ``read`` gives 0 and ``reason`` says why."""
+    """Joules used so far by the CUDA devices of a run. Elsewhere ``reports`` is False, ``read`` gives 0 and ``reason``
+    says why."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._handles: list[Any] = []

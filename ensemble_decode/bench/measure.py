@@ -16,9 +16,10 @@ from ensemble_decode.bench.subjects import Event, Subject
 class Sample:
     """One generation of one subject. Seconds are its own: time in which other subjects ran is not in them.
 
-    ``first``: to the first token, mean over rows. ``latency_*``: mean and quantiles of the seconds between tokens, over all rows and tokens
-    after the first (a round that adds n tokens counts as n of an n-th of its time). ``outside``: wall time that neither a
-    forward nor fusion nor counted host work explains. ``joules``: None where the device does not report energy.
+    ``first``: to the first token, mean over rows. ``latency_*``: mean and quantiles of the seconds between tokens, over
+    all rows and tokens after the first (a round that adds n tokens counts as n of an n-th of its time). ``outside``:
+    wall time that neither a forward nor fusion nor counted host work explains. ``joules``: None where the device does
+    not report energy.
     """
 
     tokens: int
@@ -40,7 +41,8 @@ class Sample:
 
     @property
     def per_token(self) -> float:
-        """Seconds per token of a row: the wall time of the whole generation, prompt included, over the tokens of all rows."""
+        """Seconds per token of a row: the wall time of the whole generation, prompt included, over the tokens of all
+        rows."""
         return self.seconds / self.tokens
 
 
@@ -138,10 +140,12 @@ def measure(
     warm_up: int = 4,
     slice_tokens: int = 16,
 ) -> dict[str, list[Sample]]:
-    """Samples of each subject by name; each round starts with another subject, and no subject runs longer than a slice at once.
+    """Samples of each subject by name; each round starts with another subject, and no subject runs longer than a slice
+    at once.
 
-    ``prompts``: one per row of the batch. ``tokens``: per row. ``warm_up``: tokens that every subject writes before anything
-    counts (0: none, where they have run before). ``slice_tokens``: per row. Subjects that cannot pause (transformers' generate) run whole in their turn.
+    ``prompts``: one per row of the batch. ``tokens``: per row. ``warm_up``: tokens that every subject writes before
+    anything counts (0: none, where they have run before). ``slice_tokens``: per row. Subjects that cannot pause
+    (transformers' generate) run whole in their turn.
     """
     for subject in subjects if warm_up else ():
         Run(subject, prompts, min(tokens, warm_up), meter).advance(len(prompts) * tokens)

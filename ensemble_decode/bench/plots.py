@@ -1,4 +1,5 @@
-"""The plots of a record, as PNG: latency against length, the time split, batch scaling, cost against the number of models."""
+"""The plots of a record, as PNG: latency against length, the time split, batch scaling, cost against the number of
+models."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def _axes(title: str, x: str, y: str) -> tuple[Any, Any]:
 
 
 def _lines(axes: Any, cells: Sequence[Cell], place: Callable[[Cell], float], value: Callable[[Any], float]) -> None:
-    """One line per configuration with its quartiles as a band; baselines dashed. A label stands in the legend beside the plot."""
+    """One line per configuration with its quartiles as a band; baselines dashed. A label stands in the legend beside
+    the plot."""
     for i, subject in enumerate(dict.fromkeys(cell.subject for cell in cells)):
         own = sorted((cell for cell in cells if cell.subject == subject), key=place)
         x = [place(cell) for cell in own]

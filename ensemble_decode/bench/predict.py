@@ -21,7 +21,8 @@ def prediction_table(
     prompt: int = 512,
     tokens: int = 256,
 ) -> Table:
-    """Milliseconds between tokens on each device: the first model alone, and each method; "does not fit" where memory is short."""
+    """Milliseconds between tokens on each device: the first model alone, and each method; "does not fit" where memory
+    is short."""
     rows = []
     for device in devices:
         alone = cost_of_run(shapes, device, "single", batch=batch, prompt=prompt, tokens=tokens)

@@ -1,4 +1,5 @@
-"""The quality side: exact match on generated questions, and perplexity of held-out text; every single model beside every method."""
+"""The quality side: exact match on generated questions, and perplexity of held-out text; every single model beside
+every method."""
 
 from __future__ import annotations
 
@@ -68,9 +69,9 @@ def answer(ensemble: Ensemble, method: Method, questions: Sequence[Question], ba
 def bits_of_text(ensemble: Ensemble, paragraphs: Sequence[str]) -> dict[str, Text]:
     """Bits that each model, and the weighted mixture of all, needs for each paragraph, after its first stretch.
 
-    A text is cut at the places where every model's tokenization has an edge. A model's probability of a stretch is the product
-    of its tokens' probabilities there; the mixture's is the weighted mean of the models', the arithmetic ensemble at the edges
-    that all models share. So models with different tokenizers are measured on the same bytes.
+    A text is cut at the places where every model's tokenization has an edge. A model's probability of a stretch is the
+    product of its tokens' probabilities there; the mixture's is the weighted mean of the models', the arithmetic
+    ensemble at the edges that all models share. So models with different tokenizers are measured on the same bytes.
     """
     names = [f"{model.name} alone" for model in ensemble.vocab.models]
     bits: dict[str, list[float]] = {name: [] for name in (*names, "mixture")}
@@ -89,7 +90,8 @@ def bits_of_text(ensemble: Ensemble, paragraphs: Sequence[str]) -> dict[str, Tex
 
 
 def _token_logprobs(ensemble: Ensemble, m: int, data: bytes) -> list[tuple[int, float]]:
-    """Per token of model m: where its bytes end, and its log-probability (the first token of a model without BOS: 0)."""
+    """Per token of model m: where its bytes end, and its log-probability (the first token of a model without BOS:
+    0)."""
     runner, model = ensemble.runners[m], ensemble.vocab.models[m]
     ids = model.encode(data)
     start = [] if model.bos_id is None else [model.bos_id]
@@ -130,7 +132,8 @@ def _log_mean(logs: Sequence[float], weights: Sequence[float]) -> float:
 def evaluate(
     ensemble: Ensemble, paragraphs: Sequence[str], *, questions: int = 100, seed: int = 0, batch_size: int = 32
 ) -> dict[str, Any]:
-    """Everything, as plain data: per method and kind the right answers, per model and the mixture the bits of the text."""
+    """Everything, as plain data: per method and kind the right answers, per model and the mixture the bits of the
+    text."""
     kinds = {"arithmetic": arithmetic(questions, seed), "short questions": short(questions, seed)}
     answers = {
         name: {kind: answer(ensemble, method, asked, batch_size) for kind, asked in kinds.items()}

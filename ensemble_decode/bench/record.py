@@ -22,7 +22,8 @@ _PACKAGES = ("ensemble-decode", "torch", "transformers", "tokenizers", "triton")
 
 @dataclass
 class Record:
-    """One run. ``run``: its id, when, the machine, versions, models, dtype, threads. The other fields: what was measured."""
+    """One run. ``run``: its id, when, the machine, versions, models, dtype, threads. The other fields: what was
+    measured."""
 
     run: dict[str, Any]
     cells: list[Cell] = field(default_factory=list)
@@ -74,7 +75,8 @@ class Record:
 
 
 def join(records: Sequence[Record]) -> Record:
-    """Pieces of one run as one record. Pieces of different runs are refused: their times were not taken side by side."""
+    """Pieces of one run as one record. Pieces of different runs are refused: their times were not taken side by
+    side."""
     if not records:
         raise InputError("bench report: give at least one file")
     first = records[0]

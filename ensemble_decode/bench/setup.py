@@ -43,7 +43,8 @@ class Bench:
         return [model.name for model in self.ensemble.vocab.models]
 
     def subject(self, name: str) -> list[Subject]:
-        """The subjects called ``name``; ``single`` and ``generate`` are one for each model. Raises ``InputError`` for an unknown name."""
+        """The subjects called ``name``; ``single`` and ``generate`` are one for each model. Raises ``InputError`` for
+        an unknown name."""
         if name == "single":
             numbers = range(len(self.names))
             return [self._method(f"single-{m}", f"{self.names[m]} alone", Single(m)) for m in numbers]
@@ -82,7 +83,8 @@ def held_out() -> list[str]:
 
 
 def prompts(ensemble: Ensemble, tokens: int, batch: int) -> list[str]:
-    """``batch`` different prompts of about ``tokens`` tokens of the primary: pieces of the held-out text, each from another place."""
+    """``batch`` different prompts of about ``tokens`` tokens of the primary: pieces of the held-out text, each from
+    another place."""
     encode, decode = ensemble.vocab.models[0].encode, ensemble.vocab.models[0].decode
     words = " ".join(held_out()).split(" ")
     made = []

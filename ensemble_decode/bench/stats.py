@@ -10,7 +10,8 @@ Item = TypeVar("Item")
 
 
 class Figure(NamedTuple):
-    """A median over rounds and its spread, the quartiles; ``rounds`` values went into it (with one, there is no spread)."""
+    """A median over rounds and its spread, the quartiles; ``rounds`` values went into it (with one, there is no
+    spread)."""
 
     median: float
     low: float

@@ -25,10 +25,11 @@ class Event(NamedTuple):
 
 @dataclass
 class Spent:
-    """What a finished session spent, over all its rows: seconds in each model's forwards, in fusion, in everything else.
+    """What a finished session spent, over all its rows: seconds in each model's forwards, in fusion, in everything
+    else.
 
-    ``host`` None: nobody counted it, and it is what the rest leaves of the wall time. ``cache_bytes``: keys and values held
-    at the end. ``drafted``, ``accepted``, ``ensembled``: tokens. ``texts``: what was written, a row each.
+    ``host`` None: nobody counted it, and it is what the rest leaves of the wall time. ``cache_bytes``: keys and values
+    held at the end. ``drafted``, ``accepted``, ``ensembled``: tokens. ``texts``: what was written, a row each.
     """
 
     forward: list[float]
@@ -42,7 +43,8 @@ class Spent:
 
 
 class Session(Protocol):
-    """One generation. ``next`` advances it (it may be left alone between two of them) and gives what was made; then ``spent``."""
+    """One generation. ``next`` advances it (it may be left alone between two of them) and gives what was made; then
+    ``spent``."""
 
     def __iter__(self) -> Iterator[list[Event]]: ...
 
@@ -50,7 +52,8 @@ class Session(Protocol):
 
 
 class Subject(Protocol):
-    """A way to generate. ``kind``: "method" (this package) or "baseline" (written here from a paper's description, or a library)."""
+    """A way to generate. ``kind``: "method" (this package) or "baseline" (written here from a paper's description, or a
+    library)."""
 
     name: str
     label: str
@@ -64,7 +67,8 @@ class Subject(Protocol):
 
 
 class EnsembleSession:
-    """A method of this package, through its own engine. A method of segments ends with a whole one, as its baseline does."""
+    """A method of this package, through its own engine. A method of segments ends with a whole one, as its baseline
+    does."""
 
     def __init__(self, ensemble: Ensemble, method: Method, prompts: Sequence[str], tokens: int) -> None:
         self._ensemble, self._method, self._prompts, self._tokens = ensemble, method, prompts, tokens
@@ -127,7 +131,8 @@ class MethodSubject:
 
 
 def endless(models: Sequence[Any], tokenizers: Sequence[Any], names: Sequence[str], **options: Any) -> Ensemble:
-    """An ensemble whose texts have no end: no id is END, so that every configuration writes as many tokens as it was asked for.
+    """An ensemble whose texts have no end: no id is END, so that every configuration writes as many tokens as it was
+    asked for.
 
     The tokenizers are not changed: their EOS is set aside while the vocabularies are read.
     """

@@ -23,7 +23,8 @@ def measure_into(
     warm_up: int = 4,
     say: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Measure every configuration of ``names`` at every size; those that cannot run a batch are listed as skipped, with the reason."""
+    """Measure every configuration of ``names`` at every size; those that cannot run a batch are listed as skipped, with
+    the reason."""
     subjects = [subject for name in names for subject in bench.subject(name)]
     for batch in batches:
         able = [subject for subject in subjects if _able(record, subject, batch)]

@@ -110,7 +110,8 @@ def _makeup(cell: Cell) -> list[str]:
 
 
 def _parts(cell: Cell) -> list[Any]:
-    """What picks each part of the wall time: every model's forwards, fusion, host (what nobody counted is host work too)."""
+    """What picks each part of the wall time: every model's forwards, fusion, host (what nobody counted is host work
+    too)."""
     forwards: list[Any] = [lambda s, m=m: s.forward[m] for m in range(len(cell.models))]
     return [*forwards, lambda s: s.fusion, lambda s: s.host + s.outside]
 
@@ -120,7 +121,8 @@ def _accepted(sample: Sample) -> float:
 
 
 def ratio_table(record: Record, suite: str) -> Table | None:
-    """Every configuration's time per token over that of the first model alone (or the first configuration), size by size."""
+    """Every configuration's time per token over that of the first model alone (or the first configuration), size by
+    size."""
     rows = []
     for count, batch, prompt, tokens in sizes(record.suite(suite)):
         cells = [

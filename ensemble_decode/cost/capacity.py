@@ -17,9 +17,11 @@ BLOCK = 256  # positions: caches grow in these
 
 @dataclass(frozen=True)
 class Capacity:
-    """``rows`` of ``tokens`` each at once: as many as the caches hold in ``cache_bytes``. ``positions``: ``tokens`` in whole blocks.
+    """``rows`` of ``tokens`` each at once: as many as the caches hold in ``cache_bytes``. ``positions``: ``tokens`` in
+    whole blocks.
 
-    ``tokens_per_second``: of all rows together, by the cost model; None without a device. ``predicted``: from a data sheet.
+    ``tokens_per_second``: of all rows together, by the cost model; None without a device. ``predicted``: from a data
+    sheet.
     """
 
     shapes: list[ModelShape]
@@ -36,7 +38,8 @@ class Capacity:
 
 
 def shape_of(spec: str, dtype: str) -> ModelShape:
-    """A model's shape from its config alone: a name of ``bench.cost.KNOWN``, or a model as ``Ensemble.load`` takes it."""
+    """A model's shape from its config alone: a name of ``bench.cost.KNOWN``, or a model as ``Ensemble.load`` takes
+    it."""
     if dtype not in _BYTES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(_BYTES)}")
     size = _BYTES[dtype]
@@ -80,8 +83,9 @@ def capacity(
 ) -> Capacity:
     """How many rows fit at once, and how fast they go.
 
-    ``memory``: bytes for the caches; None: 80 % of what the weights leave of ``device``. ``settings``: of ``method``. ``batch_size``: the pace is that of so many
-    rows, where they fit. Raises ``InputError`` where nothing says how much memory there is, and where the weights alone do not fit.
+    ``memory``: bytes for the caches; None: 80 % of what the weights leave of ``device``. ``settings``: of ``method``.
+    ``batch_size``: the pace is that of so many rows, where they fit. Raises ``InputError`` where nothing says how much
+    memory there is, and where the weights alone do not fit.
     """
     if prompt_tokens < 1 or new_tokens < 1:
         raise InputError(f"prompt and new tokens must be at least 1, got {prompt_tokens} and {new_tokens}")

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 class Device:
     """One device, by what bounds a forward pass on it.
 
-    ``memory``: bytes. ``bandwidth``: bytes/s, ``flops``: dense 16-bit operations/s, as stated or measured. ``bandwidth_share``
-    and ``flops_share``: how much of them a forward reaches. ``layer_seconds``, ``forward_seconds``: time that one layer, and one forward,
-    take on top, whatever their size (launches, host). ``fuse_seconds``: likewise the operators after the models;
-    ``row_seconds``: host work per row and round. ``measured``: False where the figures come from a data sheet, so that everything
-    computed from them is a prediction.
+    ``memory``: bytes. ``bandwidth``: bytes/s, ``flops``: dense 16-bit operations/s, as stated or measured.
+    ``bandwidth_share`` and ``flops_share``: how much of them a forward reaches. ``layer_seconds``, ``forward_seconds``:
+    time that one layer, and one forward, take on top, whatever their size (launches, host). ``fuse_seconds``: likewise
+    the operators after the models; ``row_seconds``: host work per row and round. ``measured``: False where the figures
+    come from a data sheet, so that everything computed from them is a prediction.
     """
 
     name: str
@@ -34,8 +34,10 @@ class Device:
         return max(moving, operations / (self.flops * self.flops_share))
 
 
-# Bandwidth, dense bfloat16 rate and memory as the makers' data sheets state them (without sparsity). The shares are assumptions: a decode
-# step that reads 70 % of the stated bandwidth, and products at 50 % of the stated rate. The overheads assume captured steps
+# Bandwidth, dense bfloat16 rate and memory as the makers' data sheets state them (without sparsity). The shares are
+# assumptions: a decode
+# step that reads 70 % of the stated bandwidth, and products at 50 % of the stated rate. The overheads assume captured
+# steps
 # (CUDA graphs); a step that Python launches layer by layer takes several times the layer overhead.
 DEVICES = {
     device.name: device

@@ -6,8 +6,8 @@
 
 A forward of n new tokens in each of B rows behind c cached ones moves every weight once, the cached keys and values of
 each row, the new ones, and the logits that are read; it does two operations per weight and token and four per query
-element and attended position. Its time is the roofline of the device plus fixed overheads. A method is a list of forwards
-(docs/benchmarks/cost.md). Models on one device run one after the other, as the engine runs them.
+element and attended position. Its time is the roofline of the device plus fixed overheads. A method is a list of
+forwards (docs/benchmarks/cost.md). Models on one device run one after the other, as the engine runs them.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["DEVICES", "KNOWN", "METHODS", "Cost", "Device", "ModelShape", "Setti
 class Settings:
     """What a method's cost depends on beyond the models.
 
-    ``draft_length``, ``stands``: of SAFE, and the probability that a drafted token stands. ``segment_length``, ``kept``: of SpecFuse,
-    and the share of a segment that is left after trimming. ``opened``: of GaC and gated UniTE, the share of steps at which the
-    other models are asked.
+    ``draft_length``, ``stands``: of SAFE, and the probability that a drafted token stands. ``segment_length``,
+    ``kept``: of SpecFuse, and the share of a segment that is left after trimming. ``opened``: of GaC and gated UniTE,
+    the share of steps at which the other models are asked.
     """
 
     draft_length: int = 5
@@ -50,10 +50,10 @@ class Settings:
 class Cost:
     """Per generated token of one row, in a batch of ``batch`` rows that advance together.
 
-    ``seconds``: between two tokens of a row; ``parts``: the same by ``model 0``, ``model 1``, ..., ``fusion``, ``host``. ``bytes`` and
-    ``operations``: of the whole batch per token of a row. ``cache_bytes``: KV caches of all rows and models at that context.
-    ``held_bytes``: weights. ``fits``: weights and caches together are at most the device's memory. ``predicted``: the device is known
-    from a data sheet only.
+    ``seconds``: between two tokens of a row; ``parts``: the same by ``model 0``, ``model 1``, ..., ``fusion``,
+    ``host``. ``bytes`` and ``operations``: of the whole batch per token of a row. ``cache_bytes``: KV caches of all
+    rows and models at that context. ``held_bytes``: weights. ``fits``: weights and caches together are at most the
+    device's memory. ``predicted``: the device is known from a data sheet only.
     """
 
     batch: int
@@ -89,7 +89,8 @@ class _Round:
     def forward(
         self, m: int, shape: ModelShape, new: float, context: float, read: float = 1.0, times: float = 1.0
     ) -> None:
-        """``times`` forwards of ``new`` tokens a row behind ``context`` cached ones; the logits behind ``read`` of them a row."""
+        """``times`` forwards of ``new`` tokens a row behind ``context`` cached ones; the logits behind ``read`` of them
+        a row."""
         rows = self.batch
         attended = context + new / 2
         moved = (shape.body + shape.head * (read > 0)) * shape.weight_bytes
@@ -121,7 +122,8 @@ def _single(round_: _Round, shapes: Sequence[ModelShape], context: float, settin
 
 
 def _unite(round_: _Round, shapes: Sequence[ModelShape], context: float, settings: Settings) -> None:
-    """Every model one step. Behind a gate the others are asked at a share of the steps, and then catch up on what they missed."""
+    """Every model one step. Behind a gate the others are asked at a share of the steps, and then catch up on what they
+    missed."""
     round_.forward(0, shapes[0], 1, context)
     for m, shape in enumerate(shapes[1:], 1):
         if settings.opened > 0:
@@ -130,7 +132,8 @@ def _unite(round_: _Round, shapes: Sequence[ModelShape], context: float, setting
 
 
 def _safe(round_: _Round, shapes: Sequence[ModelShape], context: float, settings: Settings) -> None:
-    """The primary drafts n tokens; every verifier reads them at once. A rejected place costs no forward: its logits are there."""
+    """The primary drafts n tokens; every verifier reads them at once. A rejected place costs no forward: its logits are
+    there."""
     n, p = settings.draft_length, settings.stands
     round_.tokens = (
         float(n) if p == 1 else (1 - p**n) / (1 - p)
@@ -195,8 +198,9 @@ def cost_per_token(
 ) -> Cost:
     """What the next token of each row costs behind ``context`` tokens.
 
-    ``shapes``: the models, the primary first (``single`` takes the first alone). ``method``: a key of ``METHODS``; ``dictionary`` and
-    ``segments`` are the uncached ways of UniTE and SpecFuse. All models are on ``device``. Raises ``InputError`` for what does not fit.
+    ``shapes``: the models, the primary first (``single`` takes the first alone). ``method``: a key of ``METHODS``;
+    ``dictionary`` and ``segments`` are the uncached ways of UniTE and SpecFuse. All models are on ``device``. Raises
+    ``InputError`` for what does not fit.
     """
     if not shapes:
         raise InputError("cost: at least one model is needed")
@@ -231,7 +235,8 @@ def cost_of_run(
     tokens: int = 64,
     settings: Settings | None = None,
 ) -> Cost:
-    """The mean over a whole generation of ``tokens`` tokens behind a prompt of ``prompt``; ``seconds`` without the prompt's own forward."""
+    """The mean over a whole generation of ``tokens`` tokens behind a prompt of ``prompt``; ``seconds`` without the
+    prompt's own forward."""
     if tokens < 1:
         raise InputError(f"cost: tokens must be at least 1, got {tokens!r}")
     pieces = min(tokens, 16)

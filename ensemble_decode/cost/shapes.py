@@ -12,10 +12,10 @@ from ensemble_decode.errors import InputError
 class ModelShape:
     """A dense decoder-only model.
 
-    ``body``: weights of all layers that every token multiplies; the embedding and the head are not among them. ``query``
-    and ``key``: elements of the queries, and of the keys, that one token has in one layer. ``vocab``: rows of the head.
-    ``weight_bytes``: bytes per weight (2 for bfloat16, 0.5 for 4 bits); ``cache_bytes``: bytes per element of the KV cache.
-    ``tied``: the head is the embedding, so that it is held once.
+    ``body``: weights of all layers that every token multiplies; the embedding and the head are not among them.
+    ``query`` and ``key``: elements of the queries, and of the keys, that one token has in one layer. ``vocab``: rows of
+    the head. ``weight_bytes``: bytes per weight (2 for bfloat16, 0.5 for 4 bits); ``cache_bytes``: bytes per element of
+    the KV cache. ``tied``: the head is the embedding, so that it is held once.
     """
 
     name: str
@@ -53,7 +53,8 @@ class ModelShape:
     def of_config(
         cls, config: Any, *, name: str | None = None, weight_bytes: float = 2.0, cache_bytes: float = 2.0
     ) -> ModelShape:
-        """From a transformers config of a dense model with gated feed-forward layers (Llama, Qwen, Gemma, Mistral, ...).
+        """From a transformers config of a dense model with gated feed-forward layers (Llama, Qwen, Gemma, Mistral,
+        ...).
 
         Raises ``InputError`` where the config describes another kind of layer; ``of_model`` counts any model's weights.
         """

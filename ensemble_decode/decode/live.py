@@ -16,7 +16,8 @@ def read_ahead(items: Iterable[T], most: int) -> Generator[T | None, None, None]
     """The items in order, and None wherever the next one is not there yet.
 
     Args:
-        items: Read in a thread of its own, which ends with them, or when this generator is closed and they give one more.
+        items: Read in a thread of its own, which ends with them, or when this generator is closed and they give one
+            more.
         most: Items that are read ahead.
 
     Raises:

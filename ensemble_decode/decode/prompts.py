@@ -41,8 +41,8 @@ class Rendering:
 
     Args:
         chat: ``"template"``: by each model's own chat template. ``"plain"``: their contents, blank lines between.
-        system: What becomes of a system message that a template refuses: ``"error"``; or ``"merge"``, it goes in front of
-            the first user message.
+        system: What becomes of a system message that a template refuses: ``"error"``; or ``"merge"``, it goes in front
+            of the first user message.
         add_generation_prompt: Whether the template opens the assistant's answer; None: unless the last message is
             continued.
         continue_final_message: Whether the text ends with the last message as it is, for the models to continue.
@@ -50,7 +50,8 @@ class Rendering:
             per model.
 
     Raises:
-        InputError: A value is none of those, or both of ``add_generation_prompt`` and ``continue_final_message`` are true.
+        InputError: A value is none of those, or both of ``add_generation_prompt`` and ``continue_final_message`` are
+            true.
     """
 
     chat: ChatMode = "template"

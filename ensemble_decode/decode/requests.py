@@ -23,7 +23,8 @@ class BatchRequest:
         prompt: As ``generate`` takes it.
         max_new_tokens: The most tokens of the primary.
         stop: Stop strings.
-        seed: Makes the row independent of its place: it gives what ``generate`` gives for this prompt alone with that seed.
+        seed: Makes the row independent of its place: it gives what ``generate`` gives for this prompt alone with that
+            seed.
         sampling: How its tokens are chosen.
         method: Which method runs it.
         weight: Of the models: one value per model.

@@ -14,8 +14,9 @@ from ensemble_decode.errors import InputError
 class ExpectedCost:
     """Milliseconds between two tokens of a row on ``device``, by the cost model: a prediction where ``predicted``.
 
-    ``alone``: each member by itself; ``together``: the ensemble; ``times_primary``: that over the primary alone. ``fits``: whether weights and
-    caches of all members fit the device's memory. ``stands``: the share of drafted tokens that was assumed to stand (SAFE).
+    ``alone``: each member by itself; ``together``: the ensemble; ``times_primary``: that over the primary alone.
+    ``fits``: whether weights and caches of all members fit the device's memory. ``stands``: the share of drafted tokens
+    that was assumed to stand (SAFE).
     """
 
     device: str

@@ -17,7 +17,8 @@ from ensemble_decode.errors import InputError
 
 @dataclass(frozen=True)
 class Item:
-    """One question. ``prompt``: text or chat messages; ``line``: everything its line says, for graders that are functions."""
+    """One question. ``prompt``: text or chat messages; ``line``: everything its line says, for graders that are
+    functions."""
 
     id: str
     prompt: Any
@@ -40,7 +41,8 @@ class Item:
 
 
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines; empty lines are skipped. Raises ``InputError`` with the number of a bad line."""
+    """The objects of a file of JSON lines; empty lines are skipped. Raises ``InputError`` with the number of a bad
+    line."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -64,9 +66,9 @@ def read_items(
 ) -> list[Item]:
     """Items from a file of JSON lines, or from mappings.
 
-    A line has ``prompt`` (text or chat messages), ``answer`` (or a list of accepted ones), optionally ``id`` (default: its number,
-    from 0) and ``grader`` (default: ``default_grader``). Raises ``InputError``, naming the line, where something is missing, an id
-    comes twice, or a grader is not known.
+    A line has ``prompt`` (text or chat messages), ``answer`` (or a list of accepted ones), optionally ``id`` (default:
+    its number, from 0) and ``grader`` (default: ``default_grader``). Raises ``InputError``, naming the line, where
+    something is missing, an id comes twice, or a grader is not known.
     """
     if isinstance(source, (str, os.PathLike)):
         name, lines = str(source), read_jsonl(source)

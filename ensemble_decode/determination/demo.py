@@ -1,7 +1,7 @@
 """What ``ensemble-decode determine --demo`` compares: the demo models and a shortened one, on generated questions.
 
-Two models make one pair; a third that is plainly weaker shows what the rules are for. It is made here from a demo model by
-leaving out some of its layers, the crudest way to a smaller model, so that nothing more has to be fetched.
+Two models make one pair; a third that is plainly weaker shows what the rules are for. It is made here from a demo model
+by leaving out some of its layers, the crudest way to a smaller model, so that nothing more has to be fetched.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 def questions(count: int = 24, seed: int = 0) -> list[dict[str, Any]]:
     """``count`` questions of each kind in turn: arithmetic, completion, multiple choice; no prompt twice.
 
-    The lines of a data file: ``id``, ``prompt``, ``answer``, ``grader``. Raises ``InputError`` where a kind has fewer different questions.
+    The lines of a data file: ``id``, ``prompt``, ``answer``, ``grader``. Raises ``InputError`` where a kind has fewer
+    different questions.
     """
     kinds = [
         _lines("arithmetic", arithmetic, "numeric:first", str, count, seed),
@@ -68,8 +69,8 @@ def write_questions(path: Path, count: int = 24, seed: int = 0) -> Path:
 def shortened(folder: Path, spec: str = MODELS[0], without: Sequence[int] = WITHOUT) -> Path:
     """The model ``spec`` without some of its layers, in ``folder`` with its tokenizer, unless it is there already.
 
-    ``spec``: a demo model or a folder, with ``model.safetensors`` and layers named as a Llama's. Raises ``InputError`` for layers that it
-    has not, or where none would be left.
+    ``spec``: a demo model or a folder, with ``model.safetensors`` and layers named as a Llama's. Raises ``InputError``
+    for layers that it has not, or where none would be left.
     """
     from safetensors.torch import load_file, save_file
 

@@ -11,7 +11,8 @@ from ensemble_decode.determination.tokens import SharedVocabulary
 
 @dataclass(frozen=True)
 class Response:
-    """One model's response to one item. ``score`` in 0..1; ``given``: the answer it gives, None where none can be found."""
+    """One model's response to one item. ``score`` in 0..1; ``given``: the answer it gives, None where none can be
+    found."""
 
     id: str
     text: str
@@ -25,8 +26,8 @@ class Response:
 class ModelFigures:
     """One model. ``gap``: the best model's score less its own, paired over items. Lengths in characters and words.
 
-    ``ended``, ``cut``: shares of responses that ended by themselves (END or a stop string) and at the limit of tokens; None where
-    that is not known. ``failed``: responses that are errors; they count as wrong and empty.
+    ``ended``, ``cut``: shares of responses that ended by themselves (END or a stop string) and at the limit of tokens;
+    None where that is not known. ``failed``: responses that are errors; they count as wrong and empty.
     """
 
     name: str
@@ -43,13 +44,13 @@ class ModelFigures:
 class PairFigures:
     """Two models, by their places in the list. All shares are of items, unless said otherwise.
 
-    ``equal_answers``: both give the same answer. ``both``, ``only_first``, ``only_second``, ``neither`` have it right (a score of at least
-    1/2). ``oracle``: the score if the better response were chosen for each item, an upper bound for choosing between them;
-    ``room``: that less the better model's score. ``characters_ratio``, ``words_ratio``: mean lengths, longer over shorter.
-    ``js``: nats, the mean over the first 1, 2, ... positions of the responses, each model's responses with equal weight;
-    ``js_at``: the mean at each position; ``same_top``, ``stands``: shares of those positions.
-    ``unsafe``: share of positions that are not safe in SAFE, where the first model drafts, and where the second does.
-    None: not known without the models, or nothing to average.
+    ``equal_answers``: both give the same answer. ``both``, ``only_first``, ``only_second``, ``neither`` have it right
+    (a score of at least 1/2). ``oracle``: the score if the better response were chosen for each item, an upper bound
+    for choosing between them; ``room``: that less the better model's score. ``characters_ratio``, ``words_ratio``: mean
+    lengths, longer over shorter. ``js``: nats, the mean over the first 1, 2, ... positions of the responses, each
+    model's responses with equal weight; ``js_at``: the mean at each position; ``same_top``, ``stands``: shares of those
+    positions. ``unsafe``: share of positions that are not safe in SAFE, where the first model drafts, and where the
+    second does. None: not known without the models, or nothing to average.
     """
 
     first: int
@@ -134,7 +135,8 @@ def oracle_choice(responses: Sequence[Sequence[Response]], members: Sequence[int
 def likeness(
     one: Sequence[Mapping], other: Sequence[Mapping], marks: Sequence[int]
 ) -> tuple[dict[str, float | None], list[float | None], float | None, float | None]:
-    """Of the records of both directions: JS over the first 1, 2, ... positions, JS at each, ``same_top`` and ``stands``."""
+    """Of the records of both directions: JS over the first 1, 2, ... positions, JS at each, ``same_top`` and
+    ``stands``."""
 
     def over(name: str, positions: range) -> float | None:
         sides = []

@@ -72,9 +72,12 @@ def first_tokens(
         top_k: How many candidates of each model enter the union.
 
     Returns:
-        By the item's key, a list per figure with a value per position. ``js``: the Jensen-Shannon divergence in nats, over
-        the union and one bucket for the rest. ``same_top``: whether both models would write the same. ``stands``: whether
-        SAFE would leave the token: both would write it, or its mean probability over the union is above 1/2. And ``error``.
+        By the item's key, a list per figure with a value per position. ``js``: the Jensen-Shannon divergence in nats,
+        over
+        the union and one bucket for the rest. ``same_top``: whether both models would write the same. ``stands``:
+            whether
+        SAFE would leave the token: both would write it, or its mean probability over the union is above 1/2. And
+            ``error``.
     """
     specs, settings = [models.specs[m] for m in pair], models.settings
     log = Log(

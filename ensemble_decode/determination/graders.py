@@ -1,7 +1,7 @@
 """Graders: from a response and an item's answer to a score between 0 and 1, and to the answer that the response gives.
 
-A grader is named in the data (``"grader"`` of a line) or for all of it: ``exact``, ``numeric`` (``numeric:first``), ``choice``,
-``regex``, or the dotted name of a function, ``package.module:function``.
+A grader is named in the data (``"grader"`` of a line) or for all of it: ``exact``, ``numeric`` (``numeric:first``),
+``choice``, ``regex``, or the dotted name of a function, ``package.module:function``.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ Grader = Callable[[str, Any, Mapping[str, Any]], Grade]
 
 
 def number_in(text: str, which: int = -1) -> float | None:
-    """The last (``which=-1``) or first (0) number written in a text: signs, thousands separators, decimals, exponents."""
+    """The last (``which=-1``) or first (0) number written in a text: signs, thousands separators, decimals,
+    exponents."""
     found = _NUMBER.findall(text)
     return float(found[which].replace(",", "").replace("−", "-")) if found else None
 
 
 def letter_in(text: str) -> str | None:
-    """The option a response names: after "answer", else a letter that it begins with, else a capital letter that stands alone."""
+    """The option a response names: after "answer", else a letter that it begins with, else a capital letter that stands
+    alone."""
     if stated := _STATED.search(text):
         return (stated.group(1) or stated.group(2)).upper()
     if leading := _LEADING.match(text):
@@ -118,7 +120,8 @@ def _function(name: str) -> Grader:
 
 
 def grader(name: str) -> Grader:
-    """The grader of that name. A function is called with the response and the item's line, and returns a truth value or 0..1.
+    """The grader of that name. A function is called with the response and the item's line, and returns a truth value or
+    0..1.
 
     Raises ``InputError`` for a name that is none of ``NAMES`` and no importable function.
     """

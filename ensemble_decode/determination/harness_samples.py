@@ -28,9 +28,9 @@ def read_samples(
 ) -> dict[str, Sample]:
     """The samples of one file by ``doc_id``.
 
-    ``metric``: which of the task's metrics is the score (default: its first one); ``filter_name``: which filter's lines count, where
-    the task has several. The response of a multiple-choice sample is the continuation of the highest log-likelihood.
-    Raises ``InputError`` where the file is not such a file or a choice is to be made.
+    ``metric``: which of the task's metrics is the score (default: its first one); ``filter_name``: which filter's lines
+    count, where the task has several. The response of a multiple-choice sample is the continuation of the highest
+    log-likelihood. Raises ``InputError`` where the file is not such a file or a choice is to be made.
     """
     lines = read_jsonl(path)
     filters = sorted({str(line.get("filter", "none")) for line in lines})

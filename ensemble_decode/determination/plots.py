@@ -48,7 +48,8 @@ def _svg(figure: Figure) -> str:
 
 
 def draw(found: Findings) -> dict[str, str]:
-    """All plots by name, as SVG: scores, lengths, and with two models or more words, js, room. Raises ``InputError`` without matplotlib."""
+    """All plots by name, as SVG: scores, lengths, and with two models or more words, js, room. Raises ``InputError``
+    without matplotlib."""
     try:
         import matplotlib
     except ImportError as error:

@@ -1,4 +1,5 @@
-"""Questions with one right answer, generated from a seed: arithmetic, small facts, sentences to complete, options to choose from."""
+"""Questions with one right answer, generated from a seed: arithmetic, small facts, sentences to complete, options to
+choose from."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _OPPOSITES = {
 
 @dataclass(frozen=True)
 class Question:
-    """``prompt``: three solved examples and the question; ``answer``: the one right word, number or letter of an option."""
+    """``prompt``: three solved examples and the question; ``answer``: the one right word, number or letter of an
+    option."""
 
     kind: str
     prompt: str

@@ -1,9 +1,9 @@
 """Which models to combine, if any: the rules of "Determine-then-ensemble" (arXiv 2410.03777), each a parameter.
 
-The paper combines models whose scores lie within 10 % of the best and whose responses are of comparable length. That 10 % means points of
-accuracy, and every other number, is this package's default and not the paper's. The choice of the method
-follows what the three methods were made for: UniTE (2410.03777) answers of a few tokens, SAFE (2510.15346) long ones and
-tokenizers that disagree, SpecFuse (2412.07380) open-ended text.
+The paper combines models whose scores lie within 10 % of the best and whose responses are of comparable length. That 10
+% means points of accuracy, and every other number, is this package's default and not the paper's. The choice of the
+method follows what the three methods were made for: UniTE (2410.03777) answers of a few tokens, SAFE (2510.15346) long
+ones and tokenizers that disagree, SpecFuse (2412.07380) open-ended text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class Rules(Options):
 
     Args:
         max_gap: How far a member's score may lie below the best one.
-        gap: Whether that distance is in ``"points"`` (0.1 is ten points of accuracy) or ``"relative"`` to the best score.
+        gap: Whether that distance is in ``"points"`` (0.1 is ten points of accuracy) or ``"relative"`` to the best
+            score.
         max_length_ratio: Mean words of a response, longer over shorter, between any two members.
         min_room: How much a further model must raise the score of choosing the best response for each item.
         short_words: Responses of up to so many words, on average, are short.
@@ -48,8 +49,8 @@ class Rules(Options):
 class Recommendation:
     """``models``: places of the members, the primary first; of one alone where ``ensemble`` is False.
 
-    ``reasons`` say why, ``left_out`` why not, by model. ``oracle``: the score of choosing the best of the members' responses for each item.
-    ``method``: "unite", "safe", "specfuse", or "single".
+    ``reasons`` say why, ``left_out`` why not, by model. ``oracle``: the score of choosing the best of the members'
+    responses for each item. ``method``: "unite", "safe", "specfuse", or "single".
     """
 
     ensemble: bool
@@ -145,7 +146,8 @@ def _refusal(
 
 
 def _primary_first(chosen: Sequence[int], models: Sequence[ModelFigures], pairs: Sequence[PairFigures]) -> list[int]:
-    """The best score writes; of equal scores the one whose positions are safest for the others, then the first given."""
+    """The best score writes; of equal scores the one whose positions are safest for the others, then the first
+    given."""
 
     def unsafe(m: int) -> float:
         shares = []

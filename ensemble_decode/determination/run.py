@@ -81,17 +81,20 @@ def determine(
 ) -> Report:
     """Run each model on the data, compare all pairs, and recommend which to combine and how, or not to.
 
-    ``models``: as for ``Ensemble.load``; a model whose responses are all given need not be loadable with ``texts_only``.
-    ``data``: a file of JSON lines, or mappings, with ``prompt``, ``answer`` and optionally ``id`` and ``grader``; ``grader`` is for the
-    lines without one. ``generations``: per model a file of JSON lines with ``id`` and ``text`` (optionally ``token_ids``,
-    ``finish_reason``); items it lacks are run. ``harness``: per model a samples file of ``lm_eval --log_samples``, in place of data, for every
-    model; ``harness_metric`` and ``harness_filter`` choose among its metrics and filters. ``folder``: where responses and comparisons are kept: a second call runs
-    only what is missing. ``limit``: the first so many items. ``texts_only``: load nothing; figures that need the models are None.
+    ``models``: as for ``Ensemble.load``; a model whose responses are all given need not be loadable with
+    ``texts_only``. ``data``: a file of JSON lines, or mappings, with ``prompt``, ``answer`` and optionally ``id`` and
+    ``grader``; ``grader`` is for the lines without one. ``generations``: per model a file of JSON lines with ``id`` and
+    ``text`` (optionally ``token_ids``, ``finish_reason``); items it lacks are run. ``harness``: per model a samples
+    file of ``lm_eval --log_samples``, in place of data, for every model; ``harness_metric`` and ``harness_filter``
+    choose among its metrics and filters. ``folder``: where responses and comparisons are kept: a second call runs only
+    what is missing. ``limit``: the first so many items. ``texts_only``: load nothing; figures that need the models are
+    None.
 
-    ``max_new_tokens``, ``stop``, ``chat``, ``system``, ``batch_size``, ``device``, ``dtype``: of generation, greedy. ``top_k``: of the unions whose JS is taken.
-    ``draft_length``: of SAFE, for unsafe positions. ``words``, ``language``: the most frequent words whose tokenizations are compared.
-    ``resamples``, ``confidence``, ``seed``: of the bootstrap. ``rules``: of the recommendation. ``cost_device``, ``cost_batch``: for the cost
-    model. ``progress(what, done, total)`` is called as work goes on.
+    ``max_new_tokens``, ``stop``, ``chat``, ``system``, ``batch_size``, ``device``, ``dtype``: of generation, greedy.
+    ``top_k``: of the unions whose JS is taken. ``draft_length``: of SAFE, for unsafe positions. ``words``,
+    ``language``: the most frequent words whose tokenizations are compared. ``resamples``, ``confidence``, ``seed``: of
+    the bootstrap. ``rules``: of the recommendation. ``cost_device``, ``cost_batch``: for the cost model.
+    ``progress(what, done, total)`` is called as work goes on.
 
     Raises ``InputError`` for what cannot be used as given, ``ModelError`` for a model that cannot be loaded.
     """

@@ -134,7 +134,8 @@ def _generate(
 
 
 def shapes(models: Models, folder: Path) -> list[ModelShape]:
-    """What each model weighs, for the cost model; saved, so that a report can be made again without loading anything."""
+    """What each model weighs, for the cost model; saved, so that a report can be made again without loading
+    anything."""
     found = []
     for m, spec in enumerate(models.specs):
         log = Log(folder / "shapes", spec, {"model": identity(spec), "dtype": models.settings.dtype_in_words})

@@ -23,9 +23,9 @@ class Estimate:
 class Bootstrap:
     """Resamples of the same items, so that figures of different models vary together (a paired bootstrap).
 
-    ``items``: how many there are; ``resamples``; ``confidence``: of the intervals; ``seed``. Efron's percentile interval. A share that is
-    0 or 1 on every item cannot vary under resampling: its open end is the exact binomial bound of Clopper and Pearson
-    instead.
+    ``items``: how many there are; ``resamples``; ``confidence``: of the intervals; ``seed``. Efron's percentile
+    interval. A share that is 0 or 1 on every item cannot vary under resampling: its open end is the exact binomial
+    bound of Clopper and Pearson instead.
     """
 
     def __init__(self, items: int, resamples: int = 2000, confidence: float = 0.95, seed: int = 0) -> None:

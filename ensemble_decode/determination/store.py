@@ -16,8 +16,8 @@ from ensemble_decode.errors import InputError
 class Log:
     """A file of JSON lines, one result each, found by ``key``. Its first line says what the results depend on.
 
-    A line that was cut off by a kill is dropped. ``settings``: what the file's name is made from, so that other settings go to
-    another file. Used as a context manager while it is written.
+    A line that was cut off by a kill is dropped. ``settings``: what the file's name is made from, so that other
+    settings go to another file. Used as a context manager while it is written.
     """
 
     def __init__(self, folder: Path, title: str, settings: Mapping[str, Any]) -> None:
@@ -67,7 +67,8 @@ class Log:
 
 
 def identity(spec: str) -> list[Any]:
-    """What tells one model from another under the same name: of a local folder or file, its weights' names, sizes and times."""
+    """What tells one model from another under the same name: of a local folder or file, its weights' names, sizes and
+    times."""
     path = Path(spec).expanduser()
     if path.is_file():
         files = [path]

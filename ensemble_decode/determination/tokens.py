@@ -50,7 +50,8 @@ def common_words(count: int, language: str = "en") -> list[str]:
 
 
 def word_agreement(one: ModelVocab, other: ModelVocab, words: Sequence[str]) -> float:
-    """The share of words, each with the space before it that it has inside a text, that both models cut at the same bytes."""
+    """The share of words, each with the space before it that it has inside a text, that both models cut at the same
+    bytes."""
     spaced = [f" {word}".encode() for word in words]
     if not spaced:
         raise InputError("tokenization agreement: no words")
@@ -65,8 +66,8 @@ def unsafe_positions(
 ) -> tuple[int, int]:
     """Of a text of the drafter's: how many of its token starts are no boundary of the verifier, and how many there are.
 
-    As SAFE meets them where every draft stands: drafts of ``draft_length`` tokens, the verifier tokenizing the text up to
-    each draft's end. ``ids``: the tokens that the drafter wrote (default: its tokenization of ``data``).
+    As SAFE meets them where every draft stands: drafts of ``draft_length`` tokens, the verifier tokenizing the text up
+    to each draft's end. ``ids``: the tokens that the drafter wrote (default: its tokenization of ``data``).
     """
     pieces = [drafter.token_bytes[i] for i in (drafter.encode(data) if ids is None else ids)]
     pieces = [piece for piece in pieces if piece]  # END has no bytes: it is judged where the text ends

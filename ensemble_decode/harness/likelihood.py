@@ -1,7 +1,7 @@
 """The log-likelihood of a continuation under an ensemble: the chain of E over the primary's tokens of it.
 
-At each of the primary's tokens every model has read the prompt and its own tokenization of the continuation so far, as in
-decoding, and E is the method's distribution there, its union joined by the token asked for. Everything is summed as
+At each of the primary's tokens every model has read the prompt and its own tokenization of the continuation so far, as
+in decoding, and E is the method's distribution there, its union joined by the token asked for. Everything is summed as
 logarithms in float64, so that no probability is rounded to 0.
 """
 
@@ -29,7 +29,8 @@ _BLOCK = 64  # positions of a row whose logits are in memory at a time
 class Scored:
     """One continuation. ``contexts[m]``: model m's ids before it, at least one. ``targets``: the primary's ids of it.
 
-    ``lead``: bytes that the primary's context holds and the other models' contexts do not (half a character at the join).
+    ``lead``: bytes that the primary's context holds and the other models' contexts do not (half a character at the
+    join).
     """
 
     contexts: list[list[int]]
@@ -38,7 +39,8 @@ class Scored:
 
 
 def chain_method(method: Any) -> Any:
-    """The method whose E the chain takes: ``SAFE`` takes its base's, without sharpening. Raises ``InputError`` for SpecFuse."""
+    """The method whose E the chain takes: ``SAFE`` takes its base's, without sharpening. Raises ``InputError`` for
+    SpecFuse."""
     if isinstance(method, SAFE):
         method = method.base
     if not isinstance(method, (Single, UniTE, GaC)):

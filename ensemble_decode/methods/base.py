@@ -185,7 +185,8 @@ class StepContext(Protocol):
         """
 
     def row_weights(self, rows: Sequence[StepRow]) -> torch.Tensor:
-        """The weights of each row, f32 [B, M] on ``device``, each row summing to 1: its request's own, or the ensemble's."""
+        """The weights of each row, f32 [B, M] on ``device``, each row summing to 1: its request's own, or the
+        ensemble's."""
 
     def sampling_keys(self, rows: Sequence[StepRow], ahead: Sequence[int] | None = None) -> Keys:
         """The random generator's keys for the token ``ahead[i]`` (default 0) places behind the next one of row i."""

@@ -1,7 +1,7 @@
 """The bytes that were read for a tokenizer, held against what the tokenizer itself decodes.
 
-A family that was recognised wrongly shows here, and so does a decoder step that the reading does not know. Text alone is
-not enough: a model may emit ids that tokenization never gives, so ids are checked one by one as well.
+A family that was recognised wrongly shows here, and so does a decoder step that the reading does not know. Text alone
+is not enough: a model may emit ids that tokenization never gives, so ids are checked one by one as well.
 """
 
 from __future__ import annotations

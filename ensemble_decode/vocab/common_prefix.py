@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Elements (ids, or bytes of two ``bytes``) that both begin with; both of one type. By halves, at the speed of slices."""
+    """Elements (ids, or bytes of two ``bytes``) that both begin with; both of one type. By halves, at the speed of
+    slices."""
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high

@@ -24,9 +24,9 @@ _FORMAT = 2  # raise it whenever the arrays, or the rules behind them, change
 def contents_digest(tokenizer: Any, name: str) -> str:
     """A hash of everything that decides which ids a tokenizer gives.
 
-    The model behind a tokenizer that transformers read from a folder is hashed as that folder's ``tokenizer.json``, which
-    is faster than writing it out again, and as its tokens: retrained on other text or given other tokens in memory, it still
-    names the folder it came from.
+    The model behind a tokenizer that transformers read from a folder is hashed as that folder's ``tokenizer.json``,
+    which is faster than writing it out again, and as its tokens: retrained on other text or given other tokens in
+    memory, it still names the folder it came from.
     """
     digest = hashlib.sha256()
     special = sorted(getattr(tokenizer, "all_special_ids", ()) or ())

@@ -120,8 +120,8 @@ class IncrementalTokens:
     def _meet(self, index: int, ids: Sequence[int], last: int) -> tuple[int, int] | None:
         """The first id that the stored ids from ``index`` and ``ids`` share at one place and that ends by ``last``.
 
-        Byte pair encoding of a text is the one segmentation in which every two neighbours, encoded together, stay as they
-        are. So the stored ids up to a shared one, followed by the new ids after it, are the encoding of the whole.
+        Byte pair encoding of a text is the one segmentation in which every two neighbours, encoded together, stay as
+        they are. So the stored ids up to a shared one, followed by the new ids after it, are the encoding of the whole.
         """
         pieces = self._vocab.token_bytes
         at = self._offsets[index]

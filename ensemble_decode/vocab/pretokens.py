@@ -2,11 +2,12 @@
 
 A pre-tokenizer's regular expression scans from left to right. A split found at ``r`` stays when text is appended after
 ``c`` if no attempt to match that starts before ``r`` can read as far as ``c``. An attempt reads at most one run of
-characters for each unbounded item of the pattern (``\\p{L}+``) and one character for each bounded one. So characters are
-put into groups such that every unbounded item stays inside one group; then an attempt that uses ``u`` unbounded items and
-``n`` bounded characters crosses at most ``u + n`` borders between groups, and a split with more borders than that between it
-and ``c`` is final. Marks belong to no group, since patterns disagree on them; they are passed over when borders are counted.
-Patterns with constructs that look left or without bound (look-behind, anchors, repeated groups) get no such bound.
+characters for each unbounded item of the pattern (``\\p{L}+``) and one character for each bounded one. So characters
+are put into groups such that every unbounded item stays inside one group; then an attempt that uses ``u`` unbounded
+items and ``n`` bounded characters crosses at most ``u + n`` borders between groups, and a split with more borders than
+that between it and ``c`` is final. Marks belong to no group, since patterns disagree on them; they are passed over when
+borders are counted. Patterns with constructs that look left or without bound (look-behind, anchors, repeated groups)
+get no such bound.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ def group_of(char: str) -> int:
 
 
 class Reach:
-    """The bound for one pre-tokenizer: ``borders`` that must lie between a final split and the change, under ``merged`` groups.
+    """The bound for one pre-tokenizer: ``borders`` that must lie between a final split and the change, under ``merged``
+    groups.
 
-    ``edges``: a restart must itself lie on a border, because an earlier stage of the pre-tokenizer could otherwise have a
-    match across it.
+    ``edges``: a restart must itself lie on a border, because an earlier stage of the pre-tokenizer could otherwise have
+    a match across it.
     """
 
     def __init__(self, borders: int, merged: dict[int, int], edges: bool):

@@ -1,4 +1,5 @@
-"""Where the encoding of a longer text may start anew, for each way of tokenizing (``docs/bytes.md`` has the argument)."""
+"""Where the encoding of a longer text may start anew, for each way of tokenizing (``docs/bytes.md`` has the
+argument)."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ class Restart:
     """The rule of one tokenizer.
 
     ``margin``: bytes before the change that an added token could still claim. ``reach``: restart at a pre-token that is
-    final by this bound; None for byte pair encoding without pre-tokens, which restarts anywhere and is checked by the ids
-    it shares with the stored ones.
+    final by this bound; None for byte pair encoding without pre-tokens, which restarts anywhere and is checked by the
+    ids it shares with the stored ones.
     """
 
     margin: int

@@ -1,8 +1,10 @@
-"""Write dev.jsonl: arithmetic, completion and multiple-choice questions with known answers, for `ensemble-decode determine`.
+"""Write dev.jsonl: arithmetic, completion and multiple-choice questions with known answers, for `ensemble-decode
+determine`.
 
     python examples/determine/make_data.py [FILE] [ITEMS PER KIND]
 
-The same arguments give the same file. Each prompt shows two solved questions of its kind, so that models answer in the same form.
+The same arguments give the same file. Each prompt shows two solved questions of its kind, so that models answer in the
+same form.
 """
 
 import json

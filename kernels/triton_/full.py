@@ -7,7 +7,8 @@ Passes 1 and 2, which read the logits, are in `full_mean.py`. On the means that 
 4. sharpen: the sharpened E of each candidate, its sum, and the best one;
 5. normalise: the distribution that the choice is made from, and the maximum of each 128 candidates for selection.
 
-A pass leaves partial results per chunk that the next one merges in a fixed order, so a row does not depend on its batch.
+A pass leaves partial results per chunk that the next one merges in a fixed order, so a row does not depend on its
+batch.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from ensemble_decode.kernels.triton_.select import NONE, order_key
 from ensemble_decode.kernels.triton_.stream import GROUP
 
 STATE = tl.constexpr(launch.FULL_STATE)
-"""float32 per row: whether the mean is geometric, its largest log and its sum, the kind of sharpening, the largest mean,
-and the largest tempered log."""
+"""float32 per row: whether the mean is geometric, its largest log and its sum, the kind of sharpening, the largest
+mean, and the largest tempered log."""
 TILE = tl.constexpr(1024)
 
 

@@ -20,7 +20,8 @@ from ensemble_decode.kernels.triton_.fuse import ALMOST_ZERO, bounded, effective
 SPAN = tl.constexpr(launch.CANDIDATE_CHUNK)
 """Candidates of one program."""
 PARTIALS = tl.constexpr(launch.FULL_PARTIALS)
-"""float32 per chunk, and one more per model: max E, Σ −E log E, and of the geometric mean max t, Σ e, Σ e·(t − max t)."""
+"""float32 per chunk, and one more per model: max E, Σ −E log E, and of the geometric mean max t, Σ e, Σ e·(t − max
+t)."""
 
 
 @triton.jit

@@ -1,5 +1,6 @@
 # mypy: allow-untyped-defs
-"""Sampling from whole vocabularies: the filters as one bound on (log probability, candidate), then Gumbel-max by chunks.
+"""Sampling from whole vocabularies: the filters as one bound on (log probability, candidate), then Gumbel-max by
+chunks.
 
 Nothing is sorted. Everything that top-k and top-p keep comes before one element of the order (log probability
 descending, candidate ascending), which bisection over the ordered bits of float32 finds: about 30 readings of the row

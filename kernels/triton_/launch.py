@@ -34,7 +34,8 @@ MIN_VERSION = (3, 4)
 STREAM_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
 """Stage 1: multiply-adds are fused on purpose (exp2 with one FMA); the option's default differs between releases."""
 FINISH_OPTIONS: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False, "maxnreg": 224}
-"""Stage 2: no fusion, so that its sums round as the reference's do; registers allowed, since ptxas would rather spill."""
+"""Stage 2: no fusion, so that its sums round as the reference's do; registers allowed, since ptxas would rather
+spill."""
 
 
 def interpreted() -> bool:
@@ -145,7 +146,8 @@ def finish_sizes(chunks: int, k: int) -> dict[str, int]:
 
 
 def selection_scratch(stream: Stream, k: int) -> tuple[Tensor, Tensor]:
-    """Scratch of `select.pick`: int64 [B, M, ROOM + COLUMNS] for order keys and int32 [B, M, 2 · K] for groups and ids."""
+    """Scratch of `select.pick`: int64 [B, M, ROOM + COLUMNS] for order keys and int32 [B, M, 2 · K] for groups and
+    ids."""
     shape, device, sizes = (stream.batch, stream.models), stream.partials.device, finish_sizes(stream.chunks, k)
     return (
         torch.empty((*shape, sizes["ROOM"] + sizes["COLUMNS"]), dtype=torch.int64, device=device),

@@ -146,7 +146,8 @@ def pick(
 
 @triton.jit
 def merge(partials_ptr, chunks, CHUNKS: tl.constexpr):
-    """Maximum m, log Σ exp(x − m), entropy in nats and flags of a row from its chunks' partial sums, in a fixed order."""
+    """Maximum m, log Σ exp(x − m), entropy in nats and flags of a row from its chunks' partial sums, in a fixed
+    order."""
     at = tl.arange(0, CHUNKS)
     live = at < chunks
     m = tl.load(partials_ptr + at * 4, mask=live, other=float("-inf"))

@@ -1,4 +1,5 @@
-"""The quality side: questions have right answers, models are measured on the same bytes, intervals hold what they should."""
+"""The quality side: questions have right answers, models are measured on the same bytes, intervals hold what they
+should."""
 
 import calendar
 import math

@@ -1,4 +1,5 @@
-"""Models with random weights: vocabularies of the size asked for, that spell everything; cells that carry their own models."""
+"""Models with random weights: vocabularies of the size asked for, that spell everything; cells that carry their own
+models."""
 
 import pytest
 import random_models

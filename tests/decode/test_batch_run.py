@@ -1,4 +1,5 @@
-"""A run of many rows: it holds nothing before it begins and gives everything back, and a request may ask for its trace."""
+"""A run of many rows: it holds nothing before it begins and gives everything back, and a request may ask for its
+trace."""
 
 import gc
 

@@ -20,7 +20,8 @@ def pair():
 
 
 def test_case_15_a_thousand_calls_from_eight_threads(pair):
-    """generate, stream, generate_batch and abandoned iterators: every text is that of a call alone, every slot is free."""
+    """generate, stream, generate_batch and abandoned iterators: every text is that of a call alone, every slot is
+    free."""
     prompts = MIXED[:5]
     alone = {
         (p, m): pair.generate(p, method=METHODS[m], max_new_tokens=4)[0] for p in prompts for m in range(len(METHODS))

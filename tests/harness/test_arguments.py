@@ -1,4 +1,5 @@
-"""What the harness passes as text: values in brackets stay whole, defaults of the harness say nothing, nothing is dropped."""
+"""What the harness passes as text: values in brackets stay whole, defaults of the harness say nothing, nothing is
+dropped."""
 
 import pytest
 

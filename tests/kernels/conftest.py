@@ -11,7 +11,8 @@ from ensemble_decode.kernels import dispatch
 
 @pytest.fixture(scope="session", autouse=True)
 def patch_the_language_once_per_launch():
-    """The interpreter replaces every builtin of its language at each call of a device function; once a launch is enough.
+    """The interpreter replaces every builtin of its language at each call of a device function; once a launch is
+    enough.
 
     What a call would replace depends only on which language modules its file imports, so a second call with the same
     ones changes nothing until the launch ends and undoes it.

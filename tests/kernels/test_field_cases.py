@@ -1,4 +1,5 @@
-"""Cases from the field on combining distributions, each with its right value, and hand-computed gates and sharpening."""
+"""Cases from the field on combining distributions, each with its right value, and hand-computed gates and
+sharpening."""
 
 from __future__ import annotations
 

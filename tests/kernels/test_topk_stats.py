@@ -58,7 +58,8 @@ def test_equals_brute_force(implementation, device, builder, size, batch, k, dty
 @pytest.mark.parametrize("size", [1, 7, 31, 32, 33, 111, 8191, 8192, 8193, 50_257])
 @pytest.mark.parametrize("shared", [False, True], ids=["per-row", "one-row"])
 def test_masked_rows(implementation, device, size, shared):
-    """Banned ids are gone before top-k, log-sum-exp and entropy; a NaN among them is no NaN; bits past V are ignored."""
+    """Banned ids are gone before top-k, log-sum-exp and entropy; a NaN among them is no NaN; bits past V are
+    ignored."""
     batch, k = 5, 10
     if cases.slow(implementation, device):
         if size > 10_000:

@@ -43,7 +43,8 @@ def faked(mode: FakeTensorMode, value):
 
 
 def calls(m):
-    """Every operator of a module (public or reference) on the same inputs, as name -> thunk of (logits, vocab, settings)."""
+    """Every operator of a module (public or reference) on the same inputs, as name -> thunk of (logits, vocab,
+    settings)."""
 
     def candidates(logits, vocab, settings):
         stats = [m.topk_stats(x, K, a) for x, a in zip(logits, vocab.allowed, strict=True)]

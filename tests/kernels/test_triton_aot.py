@@ -1,8 +1,8 @@
 """The Triton kernels compiled ahead of time: no spills, wide loads, shared memory, instruction budgets.
 
 Every kernel for 9.0; with `-m slow`, which continuous integration runs too (`make aot`), the whole table of
-docs/benchmarks/aot_triton.md: every kernel for 8.0, 9.0 and 10.0, for up to eight models. Nothing compiled lies there from before: Triton's
-cache would hide that this takes minutes.
+docs/benchmarks/aot_triton.md: every kernel for 8.0, 9.0 and 10.0, for up to eight models. Nothing compiled lies there
+from before: Triton's cache would hide that this takes minutes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The GPU script: goes through all its steps in the interpreter, finds a wrong operator, and says when there is no GPU."""
+"""The GPU script: goes through all its steps in the interpreter, finds a wrong operator, and says when there is no
+GPU."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PURELIB = sysconfig.get_path("purelib")
-# Nothing is compiled here (that takes a minute, and the environment the suite runs in was built with it): the compilers fail,
+# Nothing is compiled here (that takes a minute, and the environment the suite runs in was built with it): the compilers
+# fail,
 # and so the fallback without native operators is what is built.
 NO_COMPILER = {"CC": "false", "CXX": "false", "CUDACXX": "false"}
 
@@ -29,7 +30,8 @@ print(json.dumps({"found": found, "stray": stray, "path": sys.path}))
 
 
 def run_python(code, *, before="", env=None, cwd):
-    """Run ``code`` without site, so that no ``.pth`` of the environment that runs the suite is read; its packages are there."""
+    """Run ``code`` without site, so that no ``.pth`` of the environment that runs the suite is read; its packages are
+    there."""
     program = f"import site, sys\n{before}\nsys.path.append({PURELIB!r})\n{code}"
     done = subprocess.run(
         [sys.executable, "-S", "-P", "-c", program]

@@ -1,4 +1,5 @@
-"""Every figure of a `determine` report again, from the files that a run leaves: numpy and the tokenizers, nothing of the package's figures."""
+"""Every figure of a `determine` report again, from the files that a run leaves: numpy and the tokenizers, nothing of
+the package's figures."""
 
 import base64
 import json
@@ -231,7 +232,8 @@ def numbers_of(texts, names):
     return found
 
 
-# -- what a reader sees ----------------------------------------------------------------------------------------------------
+# -- what a reader sees
+# ----------------------------------------------------------------------------------------------------
 
 
 def percent(value):

@@ -12,7 +12,8 @@ from support import tiny_models, tokenizers
 def models(names: Sequence[str], *, families: Sequence[str] | None = None, **options) -> list[tf.PreTrainedModel]:
     """A tiny model per tokenizer name, of its usual family, each of another seed.
 
-    `options` go to `tiny_model`; a list gives each model its own value. The seed, if it is one number, is the first model's.
+    `options` go to `tiny_model`; a list gives each model its own value. The seed, if it is one number, is the first
+    model's.
     """
     seed = options.pop("seed", 0)
     options["seed"] = seed if isinstance(seed, list) else [seed + i for i in range(len(names))]

@@ -1,4 +1,5 @@
-"""The disk cache of aligned vocabularies: found again, rebuilt when damaged, done without where it cannot be written."""
+"""The disk cache of aligned vocabularies: found again, rebuilt when damaged, done without where it cannot be
+written."""
 
 import json
 import os
@@ -80,7 +81,8 @@ def test_an_added_token_and_another_size_are_another_entry():
 
 
 def test_other_tokens_under_the_name_of_the_same_folder_are_another_entry(tmp_path):
-    """Tokenizers changed in memory keep the folder that they were read from: one retrained, one with a single token renamed."""
+    """Tokenizers changed in memory keep the folder that they were read from: one retrained, one with a single token
+    renamed."""
     tiny.build("gpt2").save_pretrained(tmp_path)
     one = AutoTokenizer.from_pretrained(tmp_path)
     trained = one.train_new_from_iterator(["zebra zoo of a far land"], vocab_size=len(one))

@@ -86,7 +86,8 @@ def test_the_last_whitespace_token_changes_when_a_word_follows():
 
 
 def test_case_17_a_model_crops_only_to_its_own_common_prefix():
-    """The primary emitted " ~" where others spell " ", "~": its ids stay; another model keeps what its own ids share."""
+    """The primary emitted " ~" where others spell " ", "~": its ids stay; another model keeps what its own ids
+    share."""
     a, b = vocab_of("gpt2"), vocab_of("gemma")
     emitted = [*a.encode(b"the quick"), a.exact[b" "], a.exact[b"~"]]
     data = a.decode(emitted)

@@ -1,4 +1,5 @@
-"""Tokenizers made so that re-encoding from a wrong place gives wrong ids: each rule of the restart has one that needs it."""
+"""Tokenizers made so that re-encoding from a wrong place gives wrong ids: each rule of the restart has one that needs
+it."""
 
 import pytest
 from support import tokenizers as tiny

@@ -34,7 +34,8 @@ def test_family_is_read_from_the_structure(name):
 
 @pytest.mark.parametrize("name", tiny.NAMES)
 def test_bytes_agree_with_the_tokenizers_own_decoder(name):
-    """Every run of valid UTF-8 made of ids decodes to the text of their bytes (after a guard that no decoder strips)."""
+    """Every run of valid UTF-8 made of ids decodes to the text of their bytes (after a guard that no decoder
+    strips)."""
     tokenizer = tiny.build(name)
     vocab = ModelVocab.build(tokenizer, eos_ids=tiny.eos_ids(name))
     guard = vocab.encode(b"x")

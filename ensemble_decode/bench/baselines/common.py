@@ -15,7 +15,8 @@ from ensemble_decode.members.transformers.loading import LoadedModel
 
 
 def prepare(loaded: Sequence[LoadedModel]) -> None:
-    """The linear layers that the runners use on this CPU; no EOS, as in ``endless``. To be called once on models loaded anew."""
+    """The linear layers that the runners use on this CPU; no EOS, as in ``endless``. To be called once on models loaded
+    anew."""
     for entry in loaded:
         if helps(entry.model.dtype, entry.device):
             use_few_rows_linear(entry.model)

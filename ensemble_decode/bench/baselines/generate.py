@@ -83,9 +83,11 @@ class TransformersGenerate:
 
 
 class AssistedGenerate:
-    """``generate(assistant_model=..., tokenizer=..., assistant_tokenizer=...)``: the largest model writes, the smallest drafts for it.
+    """``generate(assistant_model=..., tokenizer=..., assistant_tokenizer=...)``: the largest model writes, the smallest
+    drafts for it.
 
-    Its text is the largest model's own: this is no ensemble, only the nearest thing to draft-and-verify across tokenizers.
+    Its text is the largest model's own: this is no ensemble, only the nearest thing to draft-and-verify across
+    tokenizers.
     """
 
     kind = "baseline"

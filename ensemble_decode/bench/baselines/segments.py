@@ -1,10 +1,10 @@
 """SpecFuse as published: every segment drafted and scored by reading the whole text again.
 
-Written from the description in arXiv 2412.07380, section 3: each model generates a candidate segment (transformers' ``generate``,
-with a cache within the call), the candidates are cut to whole words, every model runs the whole text with each candidate
-behind it and scores it by the mean probability of its tokens, the best is appended. Nothing is kept between rounds or
-between candidates. No model leaves, so that every round does the same work. Kinder than that: the head is run on the candidate's
-positions alone.
+Written from the description in arXiv 2412.07380, section 3: each model generates a candidate segment (transformers'
+``generate``, with a cache within the call), the candidates are cut to whole words, every model runs the whole text with
+each candidate behind it and scores it by the mean probability of its tokens, the best is appended. Nothing is kept
+between rounds or between candidates. No model leaves, so that every round does the same work. Kinder than that: the
+head is run on the candidate's positions alone.
 """
 
 from __future__ import annotations

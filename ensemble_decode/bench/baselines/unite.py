@@ -2,9 +2,9 @@
 
 Written from the description in arXiv 2410.03777, sections 3 and 4: at each step every model's top-k tokens go into a
 dictionary from string to probability; a string of the union that a model has not among its own is looked up in its
-vocabulary, or scored by the first piece of its tokenization; the dictionaries are renormalised and averaged, and the best string is
-appended to the text. One model (the first) keeps its KV cache; the others read the whole text again. Kinder than the scripts:
-the head is run on the last position alone, and vocabularies are turned into dictionaries once.
+vocabulary, or scored by the first piece of its tokenization; the dictionaries are renormalised and averaged, and the
+best string is appended to the text. One model (the first) keeps its KV cache; the others read the whole text again.
+Kinder than the scripts: the head is run on the last position alone, and vocabularies are turned into dictionaries once.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class _Session:
 
 
 class DictionaryUniTE:
-    """UniTE at batch 1 with dictionaries of strings, whole texts tokenized again, and a cache for the first model alone."""
+    """UniTE at batch 1 with dictionaries of strings, whole texts tokenized again, and a cache for the first model
+    alone."""
 
     kind = "baseline"
     name = "dictionary"

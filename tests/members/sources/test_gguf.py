@@ -94,7 +94,8 @@ def write_gguf(path, *, pre="smollm", kind="q8", seed=0, eot=True):
 
 
 def interleaved(weight, heads):
-    """llama.cpp stores the rows of each query and key head with rotary pairs side by side; transformers has them in halves."""
+    """llama.cpp stores the rows of each query and key head with rotary pairs side by side; transformers has them in
+    halves."""
     half = weight.shape[0] // heads // 2
     return torch.stack([weight.view(heads, half, 2, -1)[:, :, part] for part in (0, 1)], 1).reshape(weight.shape)
 
@@ -274,7 +275,8 @@ def byte_pair(piece, ranks):
 
 @pytest.mark.real
 def test_case_14_smollm2_ids_follow_the_files_own_merges_digit_by_digit(demo_files):
-    """Field case 14. The reference is written from the file: split off every digit, split as GPT-2, then merge by rank."""
+    """Field case 14. The reference is written from the file: split off every digit, split as GPT-2, then merge by
+    rank."""
     path, folder = demo_files["smollm2"]
     from transformers import AutoTokenizer
     from transformers.integrations.gguf.reader import read_gguf_metadata

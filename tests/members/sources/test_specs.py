@@ -157,7 +157,8 @@ def test_code_of_a_repository_runs_only_where_it_is_trusted_and_nobody_is_asked(
 
 
 def test_model_kwargs_reach_what_they_are_for(folder, monkeypatch):
-    """What finds files goes to configuration, tokenizer and weights; the rest to the weights; one mapping or one per model."""
+    """What finds files goes to configuration, tokenizer and weights; the rest to the weights; one mapping or one per
+    model."""
     seen = []
     for name in ("AutoConfig", "AutoTokenizer", "AutoModelForCausalLM"):
         kind = getattr(transformers, name)

@@ -158,7 +158,8 @@ class Vocab:
         return ids
 
     def prompt_ids(self, prompt) -> list[int]:
-        """A prompt's ids: text by the tokenizer, with one BOS where the model wants one; messages by its chat template."""
+        """A prompt's ids: text by the tokenizer, with one BOS where the model wants one; messages by its chat
+        template."""
         if not isinstance(prompt, str):
             text = self.tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
             return list(self.tokenizer(text, add_special_tokens=False).input_ids)
