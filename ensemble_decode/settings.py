@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from ensemble_decode.schema.options import INTEGER, NUMBER, Options
 
 LARGEST_SEED = 2**63 - 1
+LARGEST_TOP_K = 2**31 - 1  # more than any vocabulary; the operators count in 64 bits
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Sampling(Options):
 
     temperature: Annotated[float, Field(ge=0), NUMBER] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1), NUMBER] = 1.0
-    top_k: Annotated[int, Field(ge=0), INTEGER] = 0
+    top_k: Annotated[int, Field(ge=0, le=LARGEST_TOP_K), INTEGER] = 0
     min_p: Annotated[float, Field(ge=0, le=1), NUMBER] = 0.0
     seed: Annotated[int, Field(ge=0, le=LARGEST_SEED), INTEGER] | None = None
 

@@ -6,17 +6,16 @@ import time
 from collections.abc import Iterable
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-if TYPE_CHECKING:
-    from ensemble_decode.decode.batch_run import Counts
+from ensemble_decode.decode.batch_run import Counts
 
 LOG_SECONDS = 10.0
+_ROWS_FOR_A_PACE = 4
 
 
 def describe(counts: Counts) -> str:
@@ -34,8 +33,20 @@ def describe(counts: Counts) -> str:
 
 
 def left(done: int, lines: int, counts: Counts) -> float | None:
-    """Seconds that the rest takes at the run's pace so far; None before there is one."""
-    return (lines - done) * counts.seconds / counts.rows if counts.rows else None
+    """Seconds that the rest takes at the run's pace so far; None while there is no telling.
+
+    The first rows to end say little: they are the shortest of those that run side by side, or end together with all of them. A
+    pace is known when as many rows have been written to their end as run now. Rows in error count as rows, but take no time.
+
+    Args:
+        done: Lines that have their result.
+        lines: All lines.
+        counts: Of this run.
+    """
+    written = counts.rows - sum(counts.errors.values())
+    if written < max(_ROWS_FOR_A_PACE, counts.running):
+        return None
+    return (lines - done) * counts.seconds / counts.rows
 
 
 class _Bar(Progress):
@@ -52,6 +63,11 @@ class BarWatcher:
     """A progress bar on a terminal."""
 
     def __init__(self, console: Console) -> None:
+        """The bar appears with the first progress.
+
+        Args:
+            console: The terminal.
+        """
         self._console = console
         self._bar = _Bar(
             BarColumn(None),
@@ -71,9 +87,11 @@ class BarWatcher:
         self._bar.stop()
 
     def note(self, text: str) -> None:
+        """As ``Watcher.note``."""
         self._console.print(text, markup=False, highlight=False)
 
     def progress(self, done: int, lines: int, counts: Counts) -> None:
+        """As ``Watcher.progress``."""
         self._bar.start()  # not while models load, which shows progress of its own
         rest = left(done, lines, counts)
         self._bar.figures = describe(counts)
@@ -89,6 +107,12 @@ class LogWatcher:
     """A plain line every few seconds."""
 
     def __init__(self, console: Console, every: float = LOG_SECONDS) -> None:
+        """Nothing is written yet.
+
+        Args:
+            console: Where the lines go.
+            every: Seconds between two lines.
+        """
         self._console, self._every = console, every
         self._last = time.monotonic() - every
 
@@ -101,9 +125,11 @@ class LogWatcher:
         return None
 
     def note(self, text: str) -> None:
+        """As ``Watcher.note``."""
         self._write(text)
 
     def progress(self, done: int, lines: int, counts: Counts) -> None:
+        """As ``Watcher.progress``."""
         now = time.monotonic()
         if now - self._last >= self._every or done == lines:
             self._last = now

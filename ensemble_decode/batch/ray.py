@@ -1,27 +1,43 @@
-"""A batch job over many machines with Ray Data: one actor per set of devices, results written by the one process that began it."""
+"""A batch job over many machines with Ray Data: one actor per set of devices; the process that began the job writes the results."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import logging
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
 
 from ensemble_decode.batch.fields import BadField
-from ensemble_decode.batch.job import Job, Watcher, carry_out, check_strict
-from ensemble_decode.batch.output import Output
-from ensemble_decode.batch.source import read_lines
+from ensemble_decode.batch.job import Job, Watcher, carry_out, check_strict, requests
+from ensemble_decode.batch.lines import parse_line
+from ensemble_decode.batch.results import Results
+from ensemble_decode.batch.source import Source
 from ensemble_decode.batch.summary import Summary
+from ensemble_decode.decode.batch_run import Counts
+from ensemble_decode.ensemble import Ensemble
 from ensemble_decode.errors import EnsembleError, InputError
-
-if TYPE_CHECKING:
-    from ensemble_decode.decode.batch_run import Counts
+from ensemble_decode.members.transformers.remarks import quiet_libraries
 
 _BATCHES = 8  # rows of one task, in batches: what an actor takes at a time, and loses when it dies
 
 
 @dataclass(frozen=True)
 class Workers:
-    """The actors of a job: how many, and what Ray reserves for each. One actor holds all models of the ensemble."""
+    """The actors of a job. Each holds all models of the ensemble.
+
+    Attributes:
+        count: How many there are.
+        cpus: CPUs that Ray reserves for each.
+        gpus: GPUs that Ray reserves for each.
+
+    Raises:
+        InputError: ``count`` is below 1, or a number negative.
+    """
 
     count: int = 1
     cpus: float = 1.0
@@ -36,39 +52,45 @@ class EnsembleWorker:
     """The models of a job, loaded once, for ``ray.data.Dataset.map_batches``.
 
     ``dataset.map_batches(EnsembleWorker, fn_constructor_kwargs={"job": job, "seed": 0}, batch_size=256,
-    compute=ray.data.ActorPoolStrategy(size=2))``. A batch has the
-    columns ``number`` (the line, from 1) and ``raw`` (its JSON as bytes); what comes back has ``number``, ``result`` (a line of output as
-    bytes), ``kind`` (of error, "" for none) and ``counts`` (the batch's ``Counts`` as JSON, in its first row). Rows are decoded by
-    continuous batching of ``job.batch_size``. A bad line is an error row; with ``job.strict`` it raises.
+    compute=ray.data.ActorPoolStrategy(size=2))``.
     """
 
     def __init__(self, job: Job, seed: int) -> None:
-        from ensemble_decode.ensemble import Ensemble
-        from ensemble_decode.members.transformers.remarks import quiet_libraries
+        """Load the models.
 
+        Args:
+            job: Everything but its input and output is used.
+            seed: Of the lines that have none of their own.
+        """
         quiet_libraries()
         self._job, self._seed = job, seed
         self._ensemble = Ensemble.load(list(job.models), **job.load)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        import json
+        """The results of a batch of lines, by continuous batching of ``job.batch_size``.
 
-        import numpy as np
+        Args:
+            batch: The columns ``number`` (of the line, from 1) and ``raw`` (its JSON as bytes).
 
-        from ensemble_decode.batch.source import parse_line
+        Returns:
+            The columns ``number``, ``result`` (a line of output as bytes), ``kind`` (of its error, "" for none) and ``counts`` (of
+            the whole batch, as JSON, in its first row; "" in the others). A bad line is an error row.
 
+        Raises:
+            InputError: The job is strict and a line is bad.
+        """
         job, numbers, results = self._job, [], []
         kinds: list[str] = []
         lines = [parse_line(int(n), bytes(raw)) for n, raw in zip(batch["number"], batch["raw"], strict=True)]
-        requests = []
+        good = []
         for line in lines:
             try:
-                requests.append(job.request(line))
+                good.append(job.request(line))
             except BadField as error:
                 numbers.append(line.number)
                 results.append(job.refuse(line, error))
                 kinds.append(error.kind)
-        run = job.start(self._ensemble, iter(requests), self._seed)
+        run = job.start(self._ensemble, iter(good), self._seed)
         for result in run:
             check_strict(job, result)
             numbers.append(result.request.tag.number)
@@ -85,22 +107,31 @@ class EnsembleWorker:
 
 
 def run_ray(job: Job, watcher: Watcher, workers: Workers | None = None, address: str | None = None) -> Summary:
-    """Run a job, or go on with it, on a Ray cluster: ``address`` as ``ray.init`` takes it, None for one on this machine.
+    """Run a job, or go on with it, on a Ray cluster.
 
-    This process reads the input and writes the output under the same manifest as ``run_local``; the two may take turns at one job.
-    Actors that die are started again, as Ray Data does by default, and the batches they had are done again; Ray Data holds back what actors are not ready for.
-    Model names must mean the same on every machine. Raises as ``run_local``, and ``InputError`` where Ray is missing.
+    This process reads the input and writes the output, under the same manifest as ``run_local``; the two may take turns at one
+    job. Ray Data holds back what actors are not ready for, starts actors that die again, and repeats the batches that they had.
+
+    Args:
+        job: The job. Names of models must mean the same on every machine.
+        watcher: Sees it run.
+        workers: The actors; default: one, on a CPU.
+        address: The cluster, as ``ray.init`` takes it; None: one on this machine.
+
+    Raises:
+        InputError: Ray is missing; and as ``run_local``, as do the next two.
+        OutputError: The output cannot be written.
+        TooManyErrors: More rows than the job allows are errors.
     """
     ray = _import_ray()
-    workers = workers or Workers()
-    job = replace(job, output=job.output.absolute(), input=job.input.absolute())
+    actors = workers or Workers()
 
-    def work(output: Output, summary: Summary) -> None:
+    def work(source: Source, results: Results, summary: Summary) -> None:
         ours = not ray.is_initialized()
         if ours:
             ray.init(address=address, log_to_driver=False, logging_level="error")
         try:
-            _run(ray, job, output, watcher, workers, summary)
+            _run(ray, job, source, results, watcher, actors, summary)
         finally:
             if ours:
                 ray.shutdown()
@@ -108,42 +139,44 @@ def run_ray(job: Job, watcher: Watcher, workers: Workers | None = None, address:
     return carry_out(job, watcher, work)
 
 
-def _run(ray: Any, job: Job, output: Output, watcher: Watcher, workers: Workers, summary: Summary) -> None:
-    import json
-    import logging
-    import time
-
+def _run(
+    ray: Any, job: Job, source: Source, results: Results, watcher: Watcher, workers: Workers, summary: Summary
+) -> None:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    rows = job.batch_size * _BATCHES
-    tables = list(_tables(job, output, rows, workers.count))
-    began, total = time.perf_counter(), None
-    dataset = ray.data.from_arrow(tables).map_batches(
-        EnsembleWorker,
-        fn_constructor_kwargs={"job": job, "seed": output.job["seed"]},
-        batch_size=None,
-        compute=ray.data.ActorPoolStrategy(size=workers.count),
-        num_cpus=workers.cpus,
-        num_gpus=workers.gpus or None,
-    )
+    began, total = 0.0, None
     try:
-        for block in dataset.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0):
-            for number, result, kind, told in zip(
-                *(block[c] for c in ("number", "result", "kind", "counts")), strict=True
-            ):
-                if told:
-                    total = _added(total, json.loads(told))
-                    total.seconds = time.perf_counter() - began
-                output.add(int(number), bytes(result), kind or None)
-            if total is not None:
-                watcher.progress(output.taken, len(output.done), total)
-        output.flush()
-    except BaseException as error:
-        output.flush_quietly()
-        watcher.note(
-            f"stopped: {output.tally['rows']} of {len(output.done)} lines have their results; the same command goes on"
+        rows = max(1, min(job.batch_size * _BATCHES, -(-results.done.count(0) // (2 * workers.count))))
+        tables = list(_tables(job, source, results, rows))
+        if not tables:  # every line was bad in itself
+            results.flush()
+            return
+        dataset = ray.data.from_arrow(tables).map_batches(
+            EnsembleWorker,
+            fn_constructor_kwargs={"job": job, "seed": results.job["seed"]},
+            batch_size=None,
+            compute=ray.data.ActorPoolStrategy(size=workers.count),
+            num_cpus=workers.cpus,
+            num_gpus=workers.gpus or None,
         )
+        for block in dataset.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0):
+            columns = (block[name] for name in ("number", "result", "kind", "counts"))
+            for number, result, kind, told in zip(*columns, strict=True):
+                if told:
+                    more = Counts(**json.loads(told))
+                    began = began or time.perf_counter() - more.seconds  # not while the actors loaded their models
+                    total = more if total is None else _added(total, more)
+                    total.seconds = time.perf_counter() - began
+                results.add(int(number), bytes(result), kind or None)
+                job.check_errors(results)
+            if total is not None:
+                total.running = min(workers.count * rows, results.done.count(0))
+                watcher.progress(results.taken, len(results.done), total)
+        results.flush()
+    except BaseException as error:
+        results.flush_quietly()
+        watcher.note(results.stopped())
         ours = _our_error(error)
         if ours is not None and ours is not error:
             raise ours from error
@@ -153,31 +186,14 @@ def _run(ray: Any, job: Job, output: Output, watcher: Watcher, workers: Workers,
             summary.count(total, [str(model) for model in job.models])
 
 
-def _tables(job: Job, output: Output, rows: int, workers: int) -> Iterator[Any]:
-    """The lines without a result, as blocks of about ``rows``, and at least as many blocks as workers."""
-    import json
-
+def _tables(job: Job, source: Source, results: Results, rows: int) -> Iterator[Any]:
+    """The lines without a result, in blocks of ``rows``; bad ones get theirs here."""
     import pyarrow
 
-    left = output.done.count(0)
-    rows = max(1, min(rows, -(-left // (2 * workers))))
-    numbers: list[int] = []
-    raws: list[bytes] = []
-    for line in read_lines(job.input):
-        if output.done[line.number - 1]:
-            continue
-        if line.fields is None:
-            error = BadField(line.error or "the line cannot be read", "line")
-            if job.strict:
-                raise InputError(f"{job.input}: line {line.number}: {error}")
-            output.add(line.number, job.refuse(line, error), "line")
-            continue
-        numbers.append(line.number)
-        raws.append(json.dumps(line.fields).encode())
-        if len(numbers) == rows:
-            yield pyarrow.table({"number": numbers, "raw": pyarrow.array(raws, pyarrow.binary())})
-            numbers, raws = [], []
-    if numbers:
+    lines = (request.tag for request in requests(job, source, results))
+    while block := list(itertools.islice(lines, rows)):
+        raws = [json.dumps(line.fields, allow_nan=False).encode() for line in block]
+        numbers = [line.number for line in block]
         yield pyarrow.table({"number": numbers, "raw": pyarrow.array(raws, pyarrow.binary())})
 
 
@@ -192,13 +208,8 @@ def _our_error(error: BaseException | None) -> EnsembleError | None:
     return None
 
 
-def _added(total: Counts | None, told: dict[str, Any]) -> Counts:
+def _added(total: Counts, more: Counts) -> Counts:
     """The counts of one more batch added to those so far."""
-    from ensemble_decode.decode.batch_run import Counts
-
-    more = Counts(**told)
-    if total is None:
-        return more
     for field in fields(Counts):
         one, other = getattr(total, field.name), getattr(more, field.name)
         if isinstance(one, list):
@@ -217,7 +228,7 @@ def _import_ray() -> Any:
         import ray
         import ray.data
     except ImportError as error:
-        raise InputError("--engine ray needs Ray: pip install 'ensemble-decode[ray]'") from error
+        raise InputError("a job on Ray needs it installed: pip install 'ensemble-decode[ray]'") from error
     return ray
 
 

@@ -1,134 +1,215 @@
-"""Input of a batch job: the lines of a JSONL file (``.gz`` too) or the rows of a Parquet file, one by one."""
+"""The input of a batch job, as it was when the job began: a file that may grow, a pipe, or standard input."""
 
 from __future__ import annotations
 
-import gzip
+import contextlib
 import hashlib
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import io
+import os
+import shutil
+import stat
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from ensemble_decode.batch.formats import STANDARD, format_of, import_parquet, unpacked
+from ensemble_decode.batch.lines import Line, read_array, read_csv, read_jsonl, read_parquet
 from ensemble_decode.errors import InputError
 
-FORMATS = (".jsonl", ".jsonl.gz", ".parquet")
+_READERS = {"jsonl": read_jsonl, "json": read_array, "csv": read_csv}
+_BLOCK = 1 << 20
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of input. ``number`` counts from 1. ``fields``: its JSON object; None where ``error`` says why there is none."""
+class Source:
+    """A file of lines, limited to the bytes that it had when it was opened here: what is added later is not read.
 
-    number: int
-    fields: dict[str, Any] | None
-    error: str | None = None
+    Attributes:
+        name: What the user called it.
+        path: The file that is read.
+        lines: How many lines it has.
+        identity: What tells it from another: lines, bytes, SHA-256, and whether it ends with the end of a line.
+    """
+
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        """Read the file once.
+
+        Args:
+            path: A regular file.
+            name: What errors call it; default: its path.
+
+        Raises:
+            InputError: It cannot be read, or its name tells no format.
+        """
+        self.path, self.name = path, name or str(path)
+        self._format = format_of(path)
+        with self._reading():
+            self._size = path.stat().st_size
+            start = _Start(path, self._size)
+            self.lines, self._ends = 0, True
+            if self._format.rows == "parquet":
+                self.lines = int(import_parquet(path).ParquetFile(path).metadata.num_rows)
+            elif self._format.rows == "jsonl":
+                last = b"\n"
+                with unpacked(io.BufferedReader(start, _BLOCK), self._format.packing) as file:
+                    for raw in file:
+                        last = raw
+                        self.lines += 1
+                    start.drain()
+                self._ends = last.endswith(b"\n")
+            else:
+                self.lines = sum(1 for _ in self._read(start))
+                self._ends = not self._format.packing and self._bytes_at(self._size - 1) == b"\n"
+            start.drain()
+        self.identity: dict[str, Any] = {
+            "lines": self.lines,
+            "bytes": self._size,
+            "sha256": start.digest(),
+            "ends_line": self._ends,
+        }
+
+    def read(self) -> Iterator[Line]:
+        """Every line, in order.
+
+        Raises:
+            InputError: The file cannot be read, or is another than when it was opened here.
+        """
+        with self._reading():
+            start = _Start(self.path, self._size)
+            count = 0
+            for line in self._read(start):
+                count = line.number
+                if count > self.lines:
+                    break
+                yield line
+            start.drain()
+            if count != self.lines or (start.digest() != self.identity["sha256"]):
+                raise InputError(
+                    f"{self.name} was changed while the job ran, in what it held when the job began. Put it back and run "
+                    "the same command again, or begin anew with overwrite"
+                )
+
+    def has_grown(self) -> bool:
+        """Whether the file is longer now than it was."""
+        with contextlib.suppress(OSError):
+            return self.path.stat().st_size > self._size
+        return False
+
+    def continues(self, known: Mapping[str, Any]) -> bool:
+        """Whether this is an earlier input with whole lines added to its end.
+
+        Args:
+            known: The earlier input's ``identity``.
+        """
+        if self._format.rows not in ("jsonl", "csv") or known["bytes"] >= self._size:
+            return False
+        if not known["ends_line"] and (self._format.packing or self._bytes_at(known["bytes"]) not in (b"\n", b"\r")):
+            return False  # its last line has become longer
+        start = _Start(self.path, known["bytes"])
+        start.drain()
+        return start.digest() == known["sha256"] and known["lines"] <= self.lines
+
+    def _read(self, start: _Start) -> Iterator[Line]:
+        if self._format.rows == "parquet":
+            yield from read_parquet(import_parquet(self.path).ParquetFile(self.path).iter_batches(batch_size=1024))
+            return
+        with unpacked(io.BufferedReader(start, _BLOCK), self._format.packing) as file:
+            yield from _READERS[self._format.rows](file)
+            start.drain()
+
+    def _bytes_at(self, place: int) -> bytes:
+        with self.path.open("rb") as file:
+            file.seek(max(0, place))
+            return file.read(1)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except InputError as error:
+            if str(error).startswith(self.name):
+                raise
+            raise InputError(f"{self.name}: {error}") from error
+        except (OSError, EOFError, zlib.error, ValueError) as error:
+            raise InputError(f"{self.name}: cannot be read: {error}") from error
 
 
-def format_of(path: Path) -> str:
-    """One of ``FORMATS``, from a file's name."""
-    name = path.name.lower()
-    for ending in (".jsonl.gz", ".jsonl", ".parquet"):
-        if name.endswith(ending):
-            return ending
-    raise InputError(f"{path}: the name must end in {', '.join(FORMATS)}")
+class _Start(io.RawIOBase):
+    """The first bytes of a file, hashed as they are read."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._file, self._left = path.open("rb"), size
+        self._hash = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(min(len(buffer), self._left))
+        self._hash.update(data)
+        self._left -= len(data)
+        buffer[: len(data)] = data
+        return len(data)
+
+    def drain(self) -> None:
+        """Read what is left, so that the hash is of all bytes."""
+        if not self.closed:
+            while self.read(_BLOCK):
+                continue
+            self.close()
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def digest(self) -> str:
+        """The SHA-256 of what was read, in hexadecimal digits."""
+        return self._hash.hexdigest()
 
 
-def read_lines(path: Path) -> Iterator[Line]:
-    """Every line of a file, in order; a line that is not a JSON object comes with its error."""
-    if format_of(path) == ".parquet":
-        yield from _parquet_rows(path)
-        return
-    with _open(path) as file:
-        for number, raw in enumerate(file, 1):
-            yield parse_line(number, raw)
+@contextlib.contextmanager
+def open_source(path: Path, note: Callable[[str], None]) -> Iterator[Source]:
+    """The input of a job. Standard input and pipes are read to their end first, into a file that is removed afterwards.
+
+    Args:
+        path: A file, a pipe, or ``-`` for standard input.
+        note: Is told what takes time.
+
+    Raises:
+        InputError: There is no such file, it is no file but a folder or a device, or it cannot be read.
+    """
+    if path == STANDARD or _is_pipe(path):
+        note("reading standard input to its end" if path == STANDARD else f"{path} is a pipe: reading it to its end")
+        with tempfile.TemporaryDirectory(prefix="ensemble-decode-") as folder:
+            copy = Path(folder, "input.jsonl" if path == STANDARD else _named(path))
+            with copy.open("wb") as file:
+                if path == STANDARD:
+                    shutil.copyfileobj(sys.stdin.buffer, file, _BLOCK)
+                else:
+                    with path.open("rb") as pipe:
+                        shutil.copyfileobj(pipe, file, _BLOCK)
+            yield Source(copy, str(path))
+    else:
+        yield Source(path)
 
 
-def parse_line(number: int, raw: bytes) -> Line:
-    """One line of JSONL as it stands in the file."""
+def _named(path: Path) -> str:
+    """A pipe's name, where it tells a format; pipes that the shell makes (``<(zcat in.gz)``) have none, and hold JSONL."""
     try:
-        text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
-        if not text.strip():
-            return Line(number, None, "the line is empty")
-        fields = json.loads(text, parse_constant=_no_constant)
-    except UnicodeDecodeError as error:
-        return Line(number, None, f"not UTF-8: {error.reason} at byte {error.start}")
-    except (ValueError, RecursionError) as error:
-        return Line(number, None, f"not JSON: {error or 'too deeply nested'}")
-    if not isinstance(fields, dict):
-        return Line(number, None, f'not a JSON object but {type(fields).__name__}: write {{"prompt": ...}}')
-    return Line(number, fields)
+        format_of(path)
+    except InputError:
+        return "input.jsonl"
+    return path.name
 
 
-def identify(path: Path) -> dict[str, Any]:
-    """What tells an input from another: lines, bytes and SHA-256 of a file."""
-    digest, size = hashlib.sha256(), 0
+def _is_pipe(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-                size += len(block)
-        return {"lines": _count(path), "bytes": size, "sha256": digest.hexdigest()}
-    except (OSError, EOFError) as error:
+        mode = os.stat(path).st_mode
+    except OSError as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
-
-
-def _count(path: Path) -> int:
-    if format_of(path) == ".parquet":
-        return int(_parquet(path).metadata.num_rows)
-    with _open(path) as file:
-        return sum(1 for _ in file)
-
-
-def _open(path: Path) -> IO[bytes]:
-    if path.name.lower().endswith(".gz"):
-        return gzip.open(path, "rb")  # type: ignore[return-value]
-    return path.open("rb")
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-def _parquet(path: Path) -> Any:
-    return import_parquet(path).ParquetFile(path)
-
-
-def import_parquet(path: Path) -> Any:
-    """``pyarrow.parquet``; InputError that says how to install it."""
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError as error:
-        raise InputError(f"{path}: Parquet needs pyarrow: pip install 'ensemble-decode[parquet]'") from error
-    return parquet
-
-
-def _parquet_rows(path: Path) -> Iterator[Line]:
-    number = 0
-    for block in _parquet(path).iter_batches(batch_size=1024):
-        for fields in block.to_pylist():
-            number += 1
-            try:
-                # as a JSONL file would hold them; a null stands for a field that is not there
-                told = {key: plain(value) for key, value in fields.items() if value is not None}
-                yield Line(number, told)
-            except ValueError as error:
-                yield Line(number, None, str(error))
-
-
-def plain(value: Any) -> Any:
-    """A Parquet value as JSON has it: dates and times in ISO form, decimals as text; ValueError for bytes and the like."""
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    if isinstance(value, float):
-        if value != value or value in (float("inf"), float("-inf")):
-            raise ValueError(f"{value} is not a JSON value")
-        return value
-    if isinstance(value, list):
-        return [plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items() if item is not None}
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    if type(value).__name__ == "Decimal":
-        return str(value)
-    raise ValueError(f"a value of type {type(value).__name__} has no JSON form")
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+        what = "a folder" if stat.S_ISDIR(mode) else "a device or a socket"
+        raise InputError(f"{path}: cannot be read: it is {what}; expected a file, a pipe, or - for standard input")
+    return stat.S_ISFIFO(mode)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from ensemble_decode.batch.output import Output
+from ensemble_decode.decode.batch_run import Counts
 
-if TYPE_CHECKING:
-    from ensemble_decode.decode.batch_run import Counts
+DONE, NOTHING_DONE, SOME_FAILED = 0, 1, 3  # 2 is wrong usage, in every command
 
 
 @dataclass
 class Summary:
-    """``rows`` and ``errors`` are of the whole output, ``this_run`` is of what this run added (None: nothing was left to do)."""
+    """What became of a job.
+
+    Attributes:
+        input: What the user called the input.
+        output: What the user called the output.
+        rows: Rows of the whole output.
+        errors: Rows of the whole output that are errors, by kind.
+        complete: Whether every line has its result.
+        this_run: What this run added; None where nothing was left to do.
+    """
 
     input: str
     output: str
@@ -23,10 +31,33 @@ class Summary:
     complete: bool = False
     this_run: dict[str, Any] | None = None
 
+    @property
+    def failed(self) -> int:
+        """Rows of the whole output that are errors."""
+        return sum(self.errors.values())
+
+    @property
+    def exit_code(self) -> int:
+        """What a command ends with: 0 if every row was done, 3 if some rows are errors, 1 if all of them are."""
+        return DONE if not self.failed else NOTHING_DONE if self.failed == self.rows else SOME_FAILED
+
     def count(self, counts: Counts, models: Sequence[str], limits: Sequence[int] | None = None) -> None:
-        """Take over what a run has counted. ``limits``: bytes per model's cache."""
+        """Take over what a run has counted.
+
+        Args:
+            counts: Of the run.
+            models: The models' names.
+            limits: Bytes per model's cache; None where there were none.
+        """
         seconds = counts.seconds or 1e-9
-        fused = counts.fusion_seconds
+        per_model = zip(
+            models,
+            counts.forwards,
+            counts.forwarded,
+            counts.prefix_tokens_reused,
+            counts.forward_seconds,
+            strict=True,
+        )
         self.this_run = {
             "rows": counts.rows,
             "seconds": counts.seconds,
@@ -38,17 +69,10 @@ class Summary:
             "rounds": counts.rounds,
             "models": [
                 {"name": name, "forwards": f, "tokens": t, "prefix_tokens_reused": r, "seconds": s}
-                for name, f, t, r, s in zip(
-                    models,
-                    counts.forwards,
-                    counts.forwarded,
-                    counts.prefix_tokens_reused,
-                    counts.forward_seconds,
-                    strict=True,
-                )
+                for name, f, t, r, s in per_model
             ],
             "seconds_forward": sum(counts.forward_seconds),
-            "seconds_fusion": fused,
+            "seconds_fusion": counts.fusion_seconds,
             "seconds_host": counts.host_seconds,
             "cache_limit_bytes": None if limits is None else sum(limits),
             "cache_peak_bytes": counts.peak_cache_bytes,
@@ -56,24 +80,20 @@ class Summary:
             "failed_allocations": counts.failed_allocations,
         }
 
-    def end(self, output: Output) -> Summary:
-        self.rows, self.errors, self.complete = output.tally["rows"], dict(output.tally["errors"]), output.complete
-        return self
-
     def as_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
+        """The summary as JSON has it."""
+        return asdict(self) | {"exit_code": self.exit_code}
 
     def lines(self) -> list[str]:
         """A few lines for people."""
-        failed = sum(self.errors.values())
         told = ", ".join(f"{count} {kind}" for kind, count in sorted(self.errors.items()))
-        out = [f"{self.rows} rows in {self.output}" + (f", {failed} of them errors ({told})" if failed else "")]
+        out = [f"{self.rows} rows in {self.output}" + (f", {self.failed} of them errors ({told})" if told else "")]
         run = self.this_run
         if run is None:
             return [*out, "nothing was left to do"]
         out.append(
-            f"this run: {run['rows']} rows, {run['tokens']} tokens in {run['seconds']:.1f} s: {run['tokens_per_second']:.1f} tokens/s, "
-            f"{run['rows_per_second']:.2f} rows/s"
+            f"this run: {run['rows']} rows, {run['tokens']} tokens in {run['seconds']:.1f} s: "
+            f"{run['tokens_per_second']:.1f} tokens/s, {run['rows_per_second']:.2f} rows/s"
         )
         shares = [f"{run['share_ensembled']:.0%} of the tokens ensembled"]
         if run["acceptance"] is not None:

@@ -1,5 +1,6 @@
 """``ensemble-decode batch``: every line of a file through one or several models, into a file."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -7,15 +8,15 @@ import typer
 from rich.console import Console
 
 from ensemble_decode.cli import loading, options
-from ensemble_decode.cli.streams import write_json
 from ensemble_decode.errors import InputError
 
 _OUTPUT, _SPEED, _RAY = "Output", "Speed", "Many machines"
+_FORMATS = ".jsonl, .json, .csv (with .gz or .zst) or .parquet"
 
 
 def batch(
-    input: Annotated[Path, typer.Argument(help="Lines with 'prompt' or 'messages': .jsonl, .jsonl.gz or .parquet.")],
-    output: Annotated[Path, typer.Argument(help="Where the results go: .jsonl, .jsonl.gz or .parquet.")],
+    input: Annotated[Path, typer.Argument(help=f"Lines with 'prompt' or 'messages': {_FORMATS}; - is standard input.")],
+    output: Annotated[Path, typer.Argument(help=f"Where the results go, likewise. {{shard}} in the name makes several files.")],
     model: loading.Models = None,
     weight: loading.Weights = None,
     device: loading.Devices = None,
@@ -41,8 +42,25 @@ def batch(
     no_template: options.NoTemplate = False,
     order: Annotated[str, typer.Option(help="input, or finished: as rows end.", rich_help_panel=_OUTPUT)] = "input",
     ids: Annotated[bool, typer.Option("--ids", help="Write token_ids too.", rich_help_panel=_OUTPUT)] = False,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="Write every choice's log probability.", rich_help_panel=_OUTPUT)
+    ] = False,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Write every step's candidates and choice.", rich_help_panel=_OUTPUT)
+    ] = False,
+    shard_rows: Annotated[
+        int | None,
+        typer.Option(help="Rows per file, for {shard} in the output's name. Default: 100000.", rich_help_panel=_OUTPUT),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop at the first bad line.", rich_help_panel=_OUTPUT)
+    ] = False,
+    max_errors: Annotated[
+        int | None,
+        typer.Option(help="Stop where more rows than this are errors. Default: never.", rich_help_panel=_OUTPUT),
+    ] = None,
+    append: Annotated[
+        bool, typer.Option("--append", help="Do the lines added to the input since.", rich_help_panel=_OUTPUT)
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start anew, whatever the output holds.", rich_help_panel=_OUTPUT)
@@ -65,7 +83,10 @@ def batch(
     worker_cpus: Annotated[float, typer.Option(help="ray: CPUs of each actor.", rich_help_panel=_RAY)] = 1.0,
     worker_gpus: Annotated[float, typer.Option(help="ray: GPUs of each actor.", rich_help_panel=_RAY)] = 0.0,
 ) -> None:
-    """Complete every line of a file; killed or stopped, the same command goes on where it was."""
+    """Complete every line of a file; killed or stopped, the same command goes on where it was.
+
+    Exit codes: 0 every row was done, 3 some rows are errors, 1 all rows are or the job failed, 2 wrong usage or input.
+    """
     # the memory is the batch's: without one, 80 % of a GPU and 50 % of the host
     asked = loading.Loading(
         model, weight, device, dtype, revision, None, attention, compile, graphs, chunk_tokens, few_rows,
@@ -78,11 +99,10 @@ def batch(
     if engine == "local" and (address is not None or workers != 1 or worker_cpus != 1 or worker_gpus):
         raise InputError("--address, --workers, --worker-cpus and --worker-gpus are options of --engine ray")
 
-    from ensemble_decode.batch.fields import Defaults
     from ensemble_decode.batch.job import Job, run_local
     from ensemble_decode.batch.progress import BarWatcher, LogWatcher
     from ensemble_decode.members.memory import parse_memory
-    from ensemble_decode.methods.options import describe, parse_method
+    from ensemble_decode.methods.options import parse_method
     from ensemble_decode.sampling import Sampling
 
     sampling = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
@@ -91,14 +111,20 @@ def batch(
         output=output,
         models=specs,
         load=asked.arguments(),
-        defaults=Defaults(describe(parse_method(method)), None, sampling),
+        method=parse_method(method),
+        sampling=sampling,
         max_new_tokens=max_new_tokens,
         stop=stop or (),
         chat="plain" if no_template else "template",
-        system=system_role,
+        system=system_role,  # type: ignore[arg-type]
         order=order,  # type: ignore[arg-type]
         ids=ids,
+        logprobs=logprobs,
+        trace=trace,
+        shard_rows=shard_rows,
         strict=strict,
+        max_errors=max_errors,
+        append=append,
         overwrite=overwrite,
         batch_size=batch_size,
         memory=None if memory is None else parse_memory(memory),
@@ -112,7 +138,7 @@ def batch(
             summary = run_ray(job, watcher, Workers(workers, worker_cpus, worker_gpus), address)
         else:
             summary = run_local(job, lambda: asked.load(console), watcher)
-    if as_json:
-        write_json(summary.as_dict())
-    else:
-        typer.echo("\n".join(summary.lines()))
+    # where the results are on standard output, the report is not
+    told = json.dumps(summary.as_dict(), allow_nan=False) if as_json else "\n".join(summary.lines())
+    typer.echo(told, err=str(output) == "-")
+    raise typer.Exit(summary.exit_code)

@@ -13,7 +13,6 @@ from support import batches
 from support.batches import results
 
 import ensemble_decode as ed
-from ensemble_decode.batch.fields import Defaults
 from ensemble_decode.batch.job import Job, run_local
 
 BATCH = 4
@@ -50,7 +49,7 @@ def test_every_line_has_one_result_and_it_is_what_its_prompt_gives_alone(tmp_pat
             continue
         fields = json.loads(line)
         assert {key: one[key] for key in fields} == fields
-        method = ed.SAFE(draft_length=3) if fields.get("method") == "safe" else ed.UniTE()
+        method = ed.SAFE(draft_length=3) if "method" in fields else ed.UniTE()
         (done,) = batches.pair().generate(
             [fields.get("prompt") or fields["messages"]],
             method=method,
@@ -149,7 +148,7 @@ def test_interrupted_the_finished_rows_are_kept(tmp_path):
 
 def test_a_sampled_job_goes_on_with_the_seed_it_began_with(tmp_path):
     path = batches.write_lines(tmp_path / "in.jsonl", 30)
-    hot = Defaults(sampling=ed.Sampling(temperature=1.0))
+    hot = ed.Sampling(temperature=1.0)
 
     class Interrupting(Silent):
         def progress(self, done, lines, counts):
@@ -157,10 +156,10 @@ def test_a_sampled_job_goes_on_with_the_seed_it_began_with(tmp_path):
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_local(job(path, defaults=hot), batches.pair, Interrupting())
-    run(job(path, defaults=hot))
+        run_local(job(path, sampling=hot), batches.pair, Interrupting())
+    run(job(path, sampling=hot))
     seed = json.loads((tmp_path / "out.jsonl.manifest").read_text().splitlines()[0])["job"]["seed"]
-    run(job(path, "again.jsonl", defaults=Defaults(sampling=ed.Sampling(temperature=1.0, seed=seed))))
+    run(job(path, "again.jsonl", sampling=ed.Sampling(temperature=1.0, seed=seed)))
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "again.jsonl").read_bytes()
 
 

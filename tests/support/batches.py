@@ -79,7 +79,7 @@ def write_lines(path: Path, count: int, seed: int = 0) -> Path:
             if i % 6 == 0:
                 fields["messages"] = [{"role": "user", "content": fields.pop("prompt")}]
             if i % 4 == 1:
-                fields |= {"method": "safe", "settings": {"draft_length": 3}, "stop": ["e"]}
+                fields |= {"method": {"name": "safe", "draft_length": 3}, "stop": ["e"]}
             file.write(json.dumps(fields) + "\n")
     return path
 
