@@ -7,7 +7,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -51,7 +51,7 @@ def write_final(path: Path, lines: Lines, shard_rows: int | None = None) -> int:
     first = next(rest, None)
     made: list[Path] = []
     while first is not None or not made:
-        some = islice(_again(first, rest), shard_rows)
+        some = islice(() if first is None else chain([first], rest), shard_rows)
         target = shard_path(path, len(made))
         fresh = target.with_name(target.name + ".new")
         with fresh.open("wb") as file:
@@ -89,14 +89,12 @@ def read_final(path: Path, shards: int) -> Iterator[bytes]:
                     yield line.rstrip(b",\n") + b"\n"
 
 
-def _again(first: bytes | None, rest: Iterable[bytes]) -> Iterator[bytes]:
-    if first is not None:
-        yield first
-        yield from rest
-
-
 def _jsonl_writer(lines: Lines) -> Writer:
-    return lambda file, some: file.writelines(some)
+    def write(file: IO[bytes], some: Iterable[bytes]) -> None:
+        for line in some:
+            file.write(line)
+
+    return write
 
 
 def _json_writer(lines: Lines) -> Writer:

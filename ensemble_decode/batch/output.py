@@ -103,8 +103,10 @@ class Output(Results):
         self._pending: list[tuple[int, bytes, str | None]] = []
         self._last_block, self._cost, self._end = 0.0, 0.0, 0
         self._files: list[IO[bytes]] = []
-        self._lock = FileLock(self.path.with_name(self.path.name + ".lock"))
+        lock = self.path.with_name(self.path.name + ".lock")
+        self._lock = FileLock(lock)
         try:
+            lock.open("ab").close()  # filelock takes some errors for another run's lock
             self._lock.acquire(timeout=0)
         except Timeout:
             raise InputError(f"{path}: another run is writing it ({self._owner()}); wait for it or stop it") from None

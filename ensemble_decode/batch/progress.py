@@ -36,7 +36,7 @@ def left(done: int, lines: int, counts: Counts) -> float | None:
     """Seconds that the rest takes at the run's pace so far; None while there is no telling.
 
     The first rows to end say little: they are the shortest of those that run side by side, or end together with all of them. A
-    pace is known when as many rows have been written to their end as run now. Rows in error count as rows, but take no time.
+    pace is known when as many rows have been written to their end as run at once. Rows in error count as rows, but take no time.
 
     Args:
         done: Lines that have their result.
@@ -44,7 +44,7 @@ def left(done: int, lines: int, counts: Counts) -> float | None:
         counts: Of this run.
     """
     written = counts.rows - sum(counts.errors.values())
-    if written < max(_ROWS_FOR_A_PACE, counts.running):
+    if written < max(_ROWS_FOR_A_PACE, counts.most_running):
         return None
     return (lines - done) * counts.seconds / counts.rows
 

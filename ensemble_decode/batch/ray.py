@@ -171,7 +171,7 @@ def _run(
                 results.add(int(number), bytes(result), kind or None)
                 job.check_errors(results)
             if total is not None:
-                total.running = min(workers.count * rows, results.done.count(0))
+                total.most_running = workers.count * rows  # before each actor has ended a block, there is no telling
                 watcher.progress(results.taken, len(results.done), total)
         results.flush()
     except BaseException as error:

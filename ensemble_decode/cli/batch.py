@@ -16,7 +16,9 @@ _FORMATS = ".jsonl, .json, .csv (with .gz or .zst) or .parquet"
 
 def batch(
     input: Annotated[Path, typer.Argument(help=f"Lines with 'prompt' or 'messages': {_FORMATS}; - is standard input.")],
-    output: Annotated[Path, typer.Argument(help=f"Where the results go, likewise. {{shard}} in the name makes several files.")],
+    output: Annotated[
+        Path, typer.Argument(help="Where the results go, likewise. {shard} in the name makes several files.")
+    ],
     model: loading.Models = None,
     weight: loading.Weights = None,
     device: loading.Devices = None,

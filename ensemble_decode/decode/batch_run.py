@@ -32,6 +32,7 @@ class Counts:
     Attributes:
         rows: Rows that have ended, with or without an error.
         running: Rows that are being written now.
+        most_running: The most rows that were being written at once.
         tokens: Tokens of the rows that have ended.
         ensembled: Those of them that several models chose together.
         drafted: Tokens that were drafted, of the rows that have ended.
@@ -53,6 +54,7 @@ class Counts:
 
     rows: int = 0
     running: int = 0
+    most_running: int = 0
     tokens: int = 0
     ensembled: int = 0
     drafted: int = 0
@@ -198,6 +200,7 @@ class BatchRun(Iterator[BatchResult]):
             )
             rows = run(self._engine, self._scheduler, self._rows(), turns)
             for row in rows:
+                self._counts.most_running = max(self._counts.most_running, len(self._scheduler.active))
                 if self.on_step is not None:
                     self.on_step()
                 if row.finished:

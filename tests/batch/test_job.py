@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -185,3 +186,87 @@ def test_empty_and_one_line_files(tmp_path, count):
     path.write_text('{"prompt": "a"}' * count)  # no newline at the end
     assert run(job(path)).rows == count
     assert len(results(tmp_path / "out.jsonl")) == count
+
+
+# -- inputs that grow ------------------------------------------------------------------------------------------------
+
+
+class Growing(Silent):
+    """Adds lines to the input as soon as a row has ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.notes, self.grown = path, [], False
+
+    def note(self, text):
+        self.notes.append(text)
+
+    def progress(self, done, lines, counts):
+        if not self.grown:
+            self.grown = True
+            with self.path.open("a") as file:
+                file.writelines(f'{{"prompt": "new {n}"}}\n' for n in range(7))
+
+
+def test_an_input_that_grows_while_the_job_runs(tmp_path):
+    path = batches.write_lines(tmp_path / "in.jsonl", 30)
+    watcher = Growing(path)
+    summary = run_local(job(path), batches.pair, watcher)
+    assert (summary.rows, summary.complete) == (30, True)
+    assert "has grown since the job began" in watcher.notes[-1]
+    first = (tmp_path / "out.jsonl").read_bytes()
+    with pytest.raises(ed.InputError, match="has grown from 30 to 37 lines"):
+        run(job(path))
+    summary = run(job(path, append=True))
+    assert (summary.rows, summary.this_run["rows"]) == (37, 7)
+    assert (tmp_path / "out.jsonl").read_bytes().startswith(first)
+    run(job(path, "whole.jsonl"))
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert run(job(path)).this_run is None
+
+
+def test_a_job_that_was_stopped_takes_the_new_lines_too(tmp_path):
+    path = batches.write_lines(tmp_path / "in.jsonl", 30)
+
+    class Stopping(Growing):
+        def progress(self, done, lines, counts):
+            super().progress(done, lines, counts)
+            if counts.rows >= 5:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_local(job(path), batches.pair, Stopping(path))
+    assert run(job(path, append=True)).rows == 37
+    run(job(path, "whole.jsonl"))
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_pipe_as_input(tmp_path):
+    path = batches.write_lines(tmp_path / "in.jsonl", 10)
+    pipe = tmp_path / "pipe.jsonl"
+    os.mkfifo(pipe)
+    data = path.read_bytes()
+    thread = threading.Thread(target=lambda: pipe.write_bytes(data))
+    thread.start()
+    assert run(job(pipe)).rows == 10
+    thread.join()
+    run(job(path, "whole.jsonl"))
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_every_number_in_the_output_is_json(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt": "a", "score": 1e999}\n{"prompt": "a", "score": 1e308}\n{"score": -1e999}\n')
+    summary = run(job(path, trace=True, logprobs=True))
+    assert summary.errors == {"line": 2}
+    for line in (tmp_path / "out.jsonl").read_bytes().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert results(tmp_path / "out.jsonl")[1]["score"] == 1e308
+
+
+def test_a_job_s_method_needs_a_name(tmp_path):
+    class Mine(ed.UniTE):
+        pass
+
+    path = batches.write_lines(tmp_path / "in.jsonl", 3)
+    with pytest.raises(ed.InputError, match="Mine"):
+        run(job(path, method=Mine()))

@@ -1,5 +1,6 @@
 """`ensemble-decode batch` from the command line."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ def test_the_command_runs_a_job_and_reports_it(run, pair, tmp_path):
     path = batches.write_lines(tmp_path / "in.jsonl", 20)
     options = ["--method", "safe(draft_length=3)", "--batch-size", "4", "--memory", "64MiB", "--ids", "-n", "6"]
     code, out, err = run("batch", path, tmp_path / "out.jsonl", *pair, *options, "--json")
-    assert code == 0, err
+    assert code == 3, err  # a fifth of the lines is bad
     summary = json.loads(out)
     assert (summary["rows"], summary["complete"]) == (20, True)
     assert summary["errors"] == {
@@ -34,7 +35,7 @@ def test_the_command_runs_a_job_and_reports_it(run, pair, tmp_path):
     (done,) = library.generate([one["prompt"]], method=ed.SAFE(draft_length=3), max_new_tokens=one["max_new_tokens"])
     assert (one["text"], one["token_ids"]) == (done.text, done.token_ids)
     code, out, err = run("batch", path, tmp_path / "out.jsonl", *pair, *options)
-    assert code == 0
+    assert code == 3
     assert "20 rows" in out
     assert "nothing was left to do" in out
     code, _, err = run("batch", path, tmp_path / "out.jsonl", *pair, *options, "--method", "unite")
@@ -47,6 +48,10 @@ def test_the_command_runs_a_job_and_reports_it(run, pair, tmp_path):
     [
         (["in.jsonl", "out.jsonl"], "no model given"),
         (["in.jsonl", "out.txt", "-m", "x"], "the name must end in"),
+        (["in.jsonl", "out.jsonl", "-m", "x", "--shard-rows", "5"], "shard_rows needs an output with {shard}"),
+        (["in.jsonl", "out.jsonl", "-m", "x", "--append", "--overwrite"], "expected one of them"),
+        (["in.jsonl", "-", "-m", "x", "--append"], "standard output keeps nothing"),
+        (["in.jsonl", "out.jsonl", "-m", "x", "--max-errors", "-1"], "max_errors must be an integer of at least 0"),
         (["no.jsonl", "out.jsonl", "-m", "x"], "cannot be read"),
         (["in.jsonl", "out.jsonl", "-m", "x", "--engine", "spark"], "expected local or ray"),
         (["in.jsonl", "out.jsonl", "-m", "x", "--workers", "2"], "options of --engine ray"),
@@ -68,12 +73,78 @@ def test_wrong_usage_is_told_before_models_are_loaded(run, tmp_path, monkeypatch
     assert message in " ".join(err.split())
 
 
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [(["a", "b"], 0), (["a", None], 3), ([None, None], 1), ([], 0)],
+)
+def test_exit_codes_say_what_was_done(run, pair, tmp_path, lines, code):
+    path = tmp_path / "in.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in lines))
+    assert run("batch", path, tmp_path / "out.jsonl", *pair, "-n", "2")[0] == code
+
+
+def test_too_many_errors_stop_the_job_and_it_goes_on_with_more(run, pair, tmp_path):
+    path = batches.write_lines(tmp_path / "in.jsonl", 20)
+    line = ["batch", path, tmp_path / "out.jsonl", *pair, "-n", "2"]
+    code, _, err = run(*line, "--max-errors", "1")
+    assert code == 1
+    assert "2 of " in err
+    assert "max_errors allows 1" in err
+    code, _, err = run(*line, "--max-errors", "1")  # at once
+    assert code == 1
+    assert not (tmp_path / "out.jsonl").exists()
+    code, _, err = run(*line, "--max-errors", "4")
+    assert code == 3, err
+    assert len(results(tmp_path / "out.jsonl")) == 20
+
+
+def test_from_standard_input_to_standard_output(pair, tmp_path):
+    """The results alone are on standard output, in order; the report is not."""
+    path = batches.write_lines(tmp_path / "in.jsonl", 12)
+    command = [
+        Path(sys.executable).with_name("ensemble-decode"),
+        "batch",
+        "-",
+        "-",
+        *pair,
+        "-n",
+        "4",
+        "--ids",
+        "--json",
+    ]
+    done = subprocess.run(command, input=path.read_bytes(), capture_output=True)
+    assert done.returncode == 3, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["line"] for line in lines] == list(range(1, 13))
+    report = json.loads(done.stderr.splitlines()[-1])
+    assert (report["rows"], report["output"], report["exit_code"]) == (12, "-", 3)
+
+
+def test_logprobs_traces_and_shards(run, pair, library, tmp_path):
+    path = tmp_path / "in.csv"
+    path.write_text("prompt,max_new_tokens\n" + "".join(f"item {n},{n}.0\n" for n in range(1, 6)))
+    output = tmp_path / "out-{shard}.jsonl.gz"
+    code, _, err = run("batch", path, output, *pair, "--logprobs", "--trace", "--shard-rows", "2")
+    assert code == 0, err
+    shards = sorted(tmp_path.glob("out-0*.jsonl.gz"))
+    rows = [json.loads(line) for shard in shards for line in gzip.decompress(shard.read_bytes()).splitlines()]
+    assert len(shards) == 3
+    for number, row in enumerate(rows, 1):
+        (done,) = library.generate([f"item {number}"], max_new_tokens=number, trace=True)
+        assert row["text"] == done.text
+        assert [step["chosen"] for step in row["trace"]] == [
+            s.chosen.decode(errors="backslashreplace") for s in done.trace
+        ]
+        assert len(row["logprobs"]) == len(done.trace)
+        assert all(value < 0 for value in row["logprobs"])
+
+
 @pytest.mark.slow
 def test_the_command_itself_killed_and_run_again(pair, tmp_path):
     path = batches.write_lines(tmp_path / "in.jsonl", 150)
     line = [Path(sys.executable).with_name("ensemble-decode"), "batch", path]
     options = [*pair, "-n", "6", "--batch-size", "4"]
-    subprocess.run([*line, tmp_path / "whole.jsonl", *options], check=True, capture_output=True)
+    assert subprocess.run([*line, tmp_path / "whole.jsonl", *options], capture_output=True).returncode == 3
     killed = 0
     while not (tmp_path / "out.jsonl").exists() and killed < 8:
         process = subprocess.Popen([*line, tmp_path / "out.jsonl", *options], stderr=subprocess.PIPE, text=True)
@@ -81,6 +152,6 @@ def test_the_command_itself_killed_and_run_again(pair, tmp_path):
         process.kill()
         process.wait()
         killed += 1
-    subprocess.run([*line, tmp_path / "out.jsonl", *options], check=True, capture_output=True)
+    assert subprocess.run([*line, tmp_path / "out.jsonl", *options], capture_output=True).returncode == 3
     assert killed >= 3
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
