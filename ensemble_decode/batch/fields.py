@@ -10,11 +10,11 @@ from typing import Any
 
 from ensemble_decode.batch.lines import Line
 from ensemble_decode.decode.prompts import check_prompt_type
-from ensemble_decode.decode.requests import BatchRequest
+from ensemble_decode.decode.requests import BatchRequest, check_limits, check_seed
 from ensemble_decode.errors import EnsembleError, InputError
 from ensemble_decode.methods.options import parse_method
 from ensemble_decode.outputs import Completion, ErrorKind, Stats, TraceStep
-from ensemble_decode.settings import Limits, Sampling
+from ensemble_decode.settings import Sampling
 
 WRITTEN = [
     "line",
@@ -33,7 +33,6 @@ WRITTEN = [
 _VOLATILE = ("forwarded", "forward_seconds", "fusion_seconds", "host_seconds", "first_segment_seconds")
 STATS = tuple(f.name for f in dataclasses.fields(Stats) if f.name not in _VOLATILE)
 _SAMPLING = tuple(f.name for f in dataclasses.fields(Sampling) if f.name != "seed")
-_LIMITS = tuple(f.name for f in dataclasses.fields(Limits))
 
 
 class BadField(InputError):
@@ -89,13 +88,13 @@ def as_request(line: Line, sampling: Sampling, trace: bool = False) -> BatchRequ
     given = {name: value for name, value in line.fields.items() if value is not None}
     prompt = _prompt(given)
     try:
-        limits = Limits(**{name: given[name] for name in _LIMITS if name in given})
+        limits = check_limits(given.get("max_new_tokens", 1), given.get("stop"))
         own = {name: given[name] for name in _SAMPLING if name in given}
         return BatchRequest(
             prompt,
             max_new_tokens=limits.max_new_tokens if "max_new_tokens" in given else None,
             stop=limits.stop if "stop" in given else None,
-            seed=Sampling(seed=given["seed"]).seed if "seed" in given else None,
+            seed=check_seed(given["seed"]) if "seed" in given else None,
             sampling=dataclasses.replace(sampling, seed=None, **own) if own else None,
             method=parse_method(_without_nulls(given["method"])) if "method" in given else None,
             row_id=line.number - 1,

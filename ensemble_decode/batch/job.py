@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from ensemble_decode.batch.fields import BadField, Wanted, as_request, encode_result, error_result
 from ensemble_decode.batch.finish import SHARD
@@ -18,13 +18,13 @@ from ensemble_decode.batch.results import Results, StandardOutput
 from ensemble_decode.batch.source import Source, open_source
 from ensemble_decode.batch.summary import Summary
 from ensemble_decode.decode.batch_run import BatchRun, Counts
-from ensemble_decode.decode.prompts import ChatMode, SystemMode
-from ensemble_decode.decode.requests import BatchRequest, BatchResult, Order, check_modes
+from ensemble_decode.decode.prompts import ChatMode, Rendering, SystemMode
+from ensemble_decode.decode.requests import BatchRequest, BatchResult, Order, check_limits
 from ensemble_decode.ensemble import Ensemble
 from ensemble_decode.errors import EnsembleError, InputError
 from ensemble_decode.methods import Method, UniTE
 from ensemble_decode.methods.options import describe
-from ensemble_decode.settings import Limits, Sampling
+from ensemble_decode.settings import Sampling
 from ensemble_decode.version import __version__
 
 SHARD_ROWS = 100_000
@@ -100,8 +100,10 @@ class Job:
         """
         format_of(self.input)
         format_of(self.output)
-        check_modes(order=self.order, chat=self.chat, system=self.system)
-        Limits(max_new_tokens=self.max_new_tokens, stop=self.stop)  # type: ignore[arg-type]
+        if self.order not in get_args(Order):
+            raise InputError(f"order must be one of {', '.join(map(repr, get_args(Order)))}, got {self.order!r}")
+        Rendering(self.chat, self.system)
+        check_limits(self.max_new_tokens, self.stop)
         describe(self.method)
         for name, value, least in (("shard_rows", self.shard_rows, 1), ("max_errors", self.max_errors, 0)):
             if value is not None and value < least:
@@ -129,7 +131,7 @@ class Job:
             "sampling": [sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p],
             "seed": sampling.seed,
             "max_new_tokens": self.max_new_tokens,
-            "stop": list(Limits(stop=self.stop).stop),  # type: ignore[arg-type]
+            "stop": list(check_limits(stop=self.stop).stop),
             "chat": self.chat,
             "system": self.system,
             "order": self.order,

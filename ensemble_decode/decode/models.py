@@ -116,12 +116,12 @@ class Models:
         with self.turns:
             try:
                 request, method, used = self._read(index, asked, defaults)
-            except EnsembleError as error:
+                return self._make(request, asked.prompt, method, used, defaults.rendering)
+            except Exception as error:  # whatever one request makes a check raise is its error, and no other's
                 request = Request(index, [], 1, prompt=asked.prompt)
                 return self._failed(
                     request, defaults.method, participants(defaults.method, self.members), error, "field"
                 )
-            return self._make(request, asked.prompt, method, used, defaults.rendering)
 
     def _read(self, index: int, asked: BatchRequest, defaults: Defaults) -> tuple[Request, Method, list[int]]:
         """What a request asks, checked. Raises ``InputError``."""
@@ -174,12 +174,10 @@ class Models:
             row.fail(str(error), "too_long" if all(ids[m] for m in used) else "prompt")
         return row
 
-    def _failed(
-        self, request: Request, method: Method, used: Sequence[int], error: EnsembleError, kind: ErrorKind
-    ) -> Row:
+    def _failed(self, request: Request, method: Method, used: Sequence[int], error: Exception, kind: ErrorKind) -> Row:
         request.prompt_ids = [[] for _ in self.members]
         row = self._row(request, method, used)
-        row.fail(str(error), kind)
+        row.fail(str(error) or type(error).__name__, kind)
         return row
 
     def _row(self, request: Request, method: Method, used: Sequence[int]) -> Row:

@@ -8,10 +8,10 @@ from typing import Any
 
 from lm_eval.utils import handle_arg_string
 
+from ensemble_decode.decode.requests import check_max_new_tokens
 from ensemble_decode.ensemble import Ensemble
 from ensemble_decode.errors import InputError
 from ensemble_decode.sampling import Sampling
-from ensemble_decode.settings import Limits
 
 NEW_TOKENS = 256  # where a task does not say, as the harness's own models
 _BATCH = 8  # for batch_size=auto
@@ -148,7 +148,7 @@ def generation(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     else:
         sampling = Sampling()
     try:
-        length = Limits(max_new_tokens=lengths[0] if lengths else NEW_TOKENS).max_new_tokens
+        length = check_max_new_tokens(lengths[0] if lengths else NEW_TOKENS)
     except InputError as error:
         raise InputError(f"generation_kwargs: {error}") from None
     stops = [until] if isinstance(until, str) else [stop for stop in until if stop]
