@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from ensemble_decode.errors import ModelError
-from ensemble_decode.members.sources.gguf_tokenizer import load_gguf_tokenizer
+from ensemble_decode.members.sources.gguf_tokenizer import FileTokenizer, doubts_of_saved, load_gguf_tokenizer
 from ensemble_decode.members.sources.store import cache_folder, exclusive, file_sha256, published
 from ensemble_decode.paths import cache_home
 
-CONVERSION = 1  # raise it when a change here changes what a conversion writes
+CONVERSION = 2  # raise it when a change here changes what a conversion writes
 _READERS = ("gguf", "transformers", "tokenizers")
 # Ids that end a text, a turn or a message; the file's own name for each.
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
@@ -121,8 +121,8 @@ def _convert(path: Path, name: str, target: Path) -> None:
         try:
             with _read_once(link) as reader:
                 dtype = _working_dtype(reader)
-                kind, pre = _text(reader, "tokenizer.ggml.model"), _text(reader, "tokenizer.ggml.pre")
-                tokenizer, doubts = load_gguf_tokenizer(link, kind, pre)
+                listed = file_tokenizer(reader)
+                tokenizer, doubts = load_gguf_tokenizer(link, listed)
                 config = AutoConfig.from_pretrained(folder, gguf_file=link.name)
                 model = AutoModelForCausalLM.from_pretrained(
                     folder,
@@ -143,6 +143,7 @@ def _convert(path: Path, name: str, target: Path) -> None:
                 f"model {name}: cannot write the converted weights to {target}: {error}; nothing was left half-written"
             ) from error
         tokenizer.save_pretrained(work)
+        doubts += doubts_of_saved(work, listed)
         (work / _NOTE).write_text(json.dumps({"source": path.name, "warnings": doubts}, indent=1))
 
 
@@ -156,6 +157,22 @@ def _working_dtype(reader: Any) -> Any:
         return torch.bfloat16
     halves = kinds - {"F32"}
     return plain[halves.pop()] if len(halves) == 1 else torch.float32
+
+
+def file_tokenizer(reader: Any) -> FileTokenizer:
+    """What an open ``gguf.GGUFReader`` says about its file's tokenizer."""
+
+    def each(key: str) -> list[Any]:
+        field = reader.get_field(f"tokenizer.ggml.{key}")
+        return [] if field is None else list(field.contents())
+
+    return FileTokenizer(
+        model=_text(reader, "tokenizer.ggml.model"),
+        pre=_text(reader, "tokenizer.ggml.pre"),
+        tokens=each("tokens"),
+        types=each("token_type"),
+        merges=each("merges"),
+    )
 
 
 def _text(reader: Any, key: str) -> str | None:

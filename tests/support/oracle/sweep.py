@@ -27,6 +27,9 @@ MODELS = ("demo:smollm2", "demo:gemma3")
 TOKENS = 40
 CLOSE = 0.01
 SAFE_PROMPTS = 12  # of `support.prompts.TEXTS`, the first ones
+# Hashes of today's models and of those that the goldens were made from, where the two give the same ids for every golden
+# prompt and text. Gemma's tokenizer has its runs of 2 to 31 spaces as added tokens since: longer runs are cut otherwise.
+SAME_ON_GOLDENS = {"f9e94136569ae217e8d52856502f90f0": "471678c2be94807bae0d078e1d3ba370"}
 PARTS = ("single", "unite", "gac", "safe", "variants")
 
 
@@ -38,6 +41,12 @@ def fingerprint(model, tokenizer) -> str:
         digest.update(tensor.detach().float().contiguous().numpy().data)
     digest.update(tokenizer.backend_tokenizer.to_str().encode())
     return digest.hexdigest()
+
+
+def header_of(loaded: list) -> dict:
+    """The first line of a golden file made from these models, or from others that mean the same to the goldens."""
+    found = (fingerprint(*pair) for pair in loaded)
+    return {"models": dict(zip(MODELS, (SAME_ON_GOLDENS.get(name, name) for name in found), strict=True))}
 
 
 def load_demo() -> list:
@@ -169,7 +178,7 @@ def sweep(out: Path, parts: list[str], limit: int | None) -> None:
     from support.prompts import TEXTS
 
     loaded = load_demo()
-    header = {"models": dict(zip(MODELS, (fingerprint(*pair) for pair in loaded), strict=True))}
+    header = header_of(loaded)
     models = align([Model(*pair, remember=1500) for pair in loaded])  # copies: the package's decoder has the others
     out.mkdir(parents=True, exist_ok=True)
     made = 0

@@ -3,94 +3,19 @@
 import itertools
 import re
 import warnings
+from dataclasses import replace
 
-import gguf
-import numpy as np
 import pytest
 import regex
 import torch
-from gguf.quants import dequantize, quantize
+from gguf.quants import dequantize
 from safetensors.torch import load_file
+from support.gguf_files import BYTE_LEVEL, END, HEADS, KV_HEADS, SPELL, TOKENS, TURN, write_gguf
 
 from ensemble_decode.errors import ModelError
-from ensemble_decode.members import sources as models
 from ensemble_decode.members.sources import gguf_convert
-from ensemble_decode.members.sources.catalogue import DEMO_MODELS
 from ensemble_decode.members.transformers import loading
 from ensemble_decode.members.transformers.cpu import bfloat16_products
-
-WIDTH, LAYERS, HEADS, KV_HEADS, INNER = 64, 2, 4, 2, 96
-
-
-def byte_alphabet():
-    """GPT-2's printable spelling of the 256 bytes."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    spelled = {byte: chr(byte) for byte in plain}
-    others = [byte for byte in range(256) if byte not in spelled]
-    return spelled | {byte: chr(256 + n) for n, byte in enumerate(others)}
-
-
-SPELL = byte_alphabet()
-MERGES = ["h e", "l l", "he ll", "hell o", "Ġ hello", "1 2", "Ã ©"]
-SPECIALS = ["<|end|>", "<|start|>", "<|turn|>"]
-TOKENS = [SPELL[b] for b in range(256)] + [m.replace(" ", "") for m in MERGES] + SPECIALS
-END, TURN = len(TOKENS) - 3, len(TOKENS) - 1
-
-
-def write_gguf(path, *, pre="smollm", kind="q8", seed=0, eot=True):
-    """A tiny Llama with a byte-level tokenizer; returns the arrays that were written, by GGUF name."""
-    rng = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("tiny")
-    writer.add_context_length(128)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(len(TOKENS))
-    writer.add_tokenizer_model("gpt2")
-    if pre is not None:
-        writer.add_tokenizer_pre(pre)
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([gguf.TokenType.NORMAL] * (len(TOKENS) - 3) + [gguf.TokenType.CONTROL] * 3)
-    writer.add_token_merges(MERGES)
-    writer.add_eos_token_id(END)
-    if eot:
-        writer.add_eot_token_id(TURN)
-    shapes = {"token_embd.weight": (len(TOKENS), WIDTH), "output_norm.weight": (WIDTH,)}
-    for layer in range(LAYERS):
-        shapes |= {
-            f"blk.{layer}.attn_norm.weight": (WIDTH,),
-            f"blk.{layer}.attn_q.weight": (WIDTH, WIDTH),
-            f"blk.{layer}.attn_k.weight": (WIDTH // HEADS * KV_HEADS, WIDTH),
-            f"blk.{layer}.attn_v.weight": (WIDTH // HEADS * KV_HEADS, WIDTH),
-            f"blk.{layer}.attn_output.weight": (WIDTH, WIDTH),
-            f"blk.{layer}.ffn_norm.weight": (WIDTH,),
-            f"blk.{layer}.ffn_gate.weight": (INNER, WIDTH),
-            f"blk.{layer}.ffn_up.weight": (INNER, WIDTH),
-            f"blk.{layer}.ffn_down.weight": (WIDTH, INNER),
-        }
-    written = {}
-    for name, shape in shapes.items():
-        values = rng.standard_normal(shape).astype(np.float32)
-        if len(shape) == 1 or kind == "f32":
-            writer.add_tensor(name, values)
-        elif kind == "f16":
-            values = values.astype(np.float16)
-            writer.add_tensor(name, values)
-        else:
-            packed = quantize(values, gguf.GGMLQuantizationType.Q8_0)
-            writer.add_tensor(name, packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-            values = dequantize(packed, gguf.GGMLQuantizationType.Q8_0)
-        written[name] = torch.from_numpy(values.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return written
 
 
 def interleaved(weight, heads):
@@ -129,7 +54,7 @@ def test_loads_with_every_end_id_and_its_context_length(home, tmp_path):
     write_gguf(tmp_path / "tiny.gguf")
     loaded = loading.load(tmp_path / "tiny.gguf", device="cpu")
     assert loaded.eos_ids == (END, TURN)
-    assert loaded.context_length == 128
+    assert loaded.model.config.max_position_embeddings == 128
     assert loaded.name == "tiny.gguf"
     assert loaded.dtype == torch.float32 or bfloat16_products() == "instructions"
 
@@ -177,7 +102,7 @@ def test_unreadable_file_is_one_error_and_leaves_nothing(home, tmp_path, damage)
 def test_digits_are_split_where_the_file_says_so(home, tmp_path):
     ids = {}
     for pre in ("smollm", "gpt-2"):
-        write_gguf(tmp_path / f"{pre}.gguf", pre=pre)
+        write_gguf(tmp_path / f"{pre}.gguf", vocab=replace(BYTE_LEVEL, pre=pre))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             ids[pre] = loading.load(tmp_path / f"{pre}.gguf").tokenizer.encode("12é")
@@ -188,7 +113,7 @@ def test_digits_are_split_where_the_file_says_so(home, tmp_path):
 
 @pytest.mark.parametrize("pre", ["made-up", None])
 def test_unknown_pre_tokenizer_is_warned_of_at_every_load(home, tmp_path, pre):
-    write_gguf(tmp_path / "odd.gguf", pre=pre)
+    write_gguf(tmp_path / "odd.gguf", vocab=replace(BYTE_LEVEL, pre=pre))
     for _ in range(2):
         with pytest.warns(UserWarning, match=rf"odd\.gguf: the pre-tokenizer {re.escape(repr(pre))} .*may differ"):
             loading.load(tmp_path / "odd.gguf")
@@ -221,15 +146,6 @@ TEXTS = [
     "def f(x):\n    return x[0] + 42  # it's we'll don't",
     "\n\n  leading\r\nand trailing \n",
 ]
-
-
-@pytest.fixture(scope="module")
-def demo_files():
-    files = {}
-    for name in ("smollm2", "gemma3"):
-        path = models.fetch_demo(name)
-        files[name] = (path, gguf_convert.converted_folder(path, name, DEMO_MODELS[name].sha256))
-    return files
 
 
 @pytest.mark.real
@@ -308,7 +224,8 @@ def test_demo_tokenizers_give_the_text_back_and_their_special_ids(demo_files):
     assert smollm2.tokenizer.encode("12")[0] != smollm2.tokenizer.bos_token_id
     assert smollm2.eos_ids == (smollm2.tokenizer.convert_tokens_to_ids("<|im_end|>"),)
     assert gemma3.eos_ids == (gemma3.tokenizer.convert_tokens_to_ids("<eos>"),)
-    assert (smollm2.context_length, gemma3.context_length) == (8192, 32768)
+    lengths = [loaded.model.config.max_position_embeddings for loaded in (smollm2, gemma3)]
+    assert lengths == [8192, 32768]
     assert "<|im_start|>assistant" in smollm2.tokenizer.apply_chat_template(
         [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
     )
