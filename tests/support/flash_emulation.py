@@ -10,6 +10,9 @@ q [B, T, H, D], caches [slots, capacity, KV heads, D], k and v [B, T, KV heads, 
 
 import torch
 
+from ensemble_decode.members.transformers import attention
+from ensemble_decode.members.transformers.runner import Runner
+
 
 def flash_attn_with_kvcache(
     q,
@@ -56,3 +59,19 @@ def flash_attn_with_kvcache(
                     scores = softcap * torch.tanh(scores / softcap)
                 out[b, i, h] = (torch.softmax(scores, 0) @ values[first : last + 1]).to(q.dtype)
     return out
+
+
+def flash_runner(monkeypatch, model, **options):
+    """A runner that takes the flash path on a CPU, through the emulation, and the list of its calls."""
+    calls = []
+
+    def flash(*args, **kwargs):
+        calls.append(kwargs)
+        return flash_attn_with_kvcache(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "status", lambda *args: attention.Status("flash", "emulated"))
+        patch.setattr(attention, "flash_function", lambda: flash)
+        runner = Runner(model, attention="flash", block=16, **options)
+    calls.clear()
+    return runner, calls

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as tf
 from support import flash_emulation
+from support.flash_emulation import flash_runner
 from support.runner_checks import Schedule, assert_same_logits, fresh_logits
 from support.tiny_models import FAMILIES, tiny_model
 
@@ -65,22 +66,6 @@ def test_unknown_attention_is_refused():
 
 
 # -- the flash path ----------------------------------------------------------------------------------------------
-
-
-def flash_runner(monkeypatch, model, **options):
-    """A runner that takes the flash path on a CPU, through the emulation."""
-    calls = []
-
-    def flash(*args, **kwargs):
-        calls.append(kwargs)
-        return flash_emulation.flash_attn_with_kvcache(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(attention, "status", lambda *args: attention.Status("flash", "emulated"))
-        patch.setattr(attention, "flash_function", lambda: flash)
-        runner = Runner(model, attention="flash", block=16, **options)
-    calls.clear()
-    return runner, calls
 
 
 @pytest.mark.parametrize("family", FAMILIES)

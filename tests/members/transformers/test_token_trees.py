@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from support.flash_emulation import flash_attn_with_kvcache
+from support.flash_emulation import flash_runner
 from support.runner_checks import assert_same_logits, fresh_logits
 from support.tiny_models import FAMILIES, tiny_model
 
@@ -72,16 +72,9 @@ def test_every_branch_equals_a_fresh_forward_and_a_kept_path_an_extension(family
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
-def test_trees_beside_flash_attn(family):
+def test_trees_beside_flash_attn(family, monkeypatch):
     """Rows extended by flash-attn, trees by SDPA over the same cache, a kept path extended by flash-attn again."""
-    runner = make(family)
-    calls = []
-
-    def flash(*args, **kwargs):
-        calls.append(1)
-        return flash_attn_with_kvcache(*args, **kwargs)
-
-    runner._flash, runner.cache.limits.max_length = flash, None
+    runner, calls = flash_runner(monkeypatch, tiny_model(family, V), name=family)
     trunk = row(20, 1)
     slot = runner.acquire()
     runner.extend([slot], [trunk], "none")
