@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from ensemble_decode.kernels.types import FuseSettings, VocabTensors
+from ensemble_decode.kernels.types import FuseSettings, SampleSettings, VocabTensors
 from torch import Tensor
 
 LOGITS_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -100,6 +100,12 @@ def check_models(logits: Sequence[Tensor], vocab: VocabTensors, settings: FuseSe
 _SETTINGS_DTYPES = {"seed": torch.int64, "row": torch.int64, "step": torch.int64} | dict.fromkeys(
     ("weights", "threshold", "min_prob", "tau", "gate_threshold", "temperature", "top_p", "min_p"), torch.float32
 )
+
+
+def check_sampling(settings: SampleSettings, rows: int, device: torch.device) -> None:
+    """Every field has the batch's rows, its own type, and lies on the logits' device."""
+    for name, field in zip(SampleSettings._fields, settings, strict=True):
+        check_tensor(field, f"settings.{name}", _SETTINGS_DTYPES.get(name, torch.int32), [rows], device)
 
 
 def check_settings(settings: FuseSettings, rows: int, models: int, device: torch.device) -> None:

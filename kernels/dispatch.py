@@ -31,6 +31,10 @@ OPERATORS = (
     "fuse_candidates",
     "fuse_step",
     "fuse_full",
+    "full_distribution",
+    "sample_tokens",
+    "token_probs",
+    "uniform",
     "verify_draft",
 )
 IMPLEMENTATIONS = ("reference", "triton", "native")

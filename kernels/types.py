@@ -243,6 +243,42 @@ class FuseSettings(NamedTuple):
         return FuseSettings(*(field[index] for field in self))
 
 
+class SampleSettings(NamedTuple):
+    """How one token of each row is sampled; every field is a tensor over rows, named as in `FuseSettings`."""
+
+    temperature: Tensor
+    """f32 [B]: sampling temperature; 0 is greedy."""
+    sample_top_k: Tensor
+    """i32 [B]: top-k filter; 0 is off."""
+    top_p: Tensor
+    """f32 [B]: nucleus filter; 1 is off."""
+    min_p: Tensor
+    """f32 [B]: min-p filter; 0 is off."""
+    seed: Tensor
+    """i64 [B]: Philox key."""
+    row: Tensor
+    """i64 [B]: Philox counter words 1 and 3; the same row draws the same numbers in any batch."""
+    step: Tensor
+    """i64 [B]: Philox counter word 2."""
+
+    @classmethod
+    def make(cls, batch: int, device: torch.device | str = "cpu", **fields: Any) -> SampleSettings:
+        """Settings for `batch` rows; what is not named keeps its default: greedy, no filters, seed, row and step 0.
+
+        Args:
+            batch: Number of rows.
+            device: Where the tensors are to lie.
+            fields: Any field: a number, a sequence of `batch` numbers, or a tensor [batch] or [].
+
+        Raises:
+            ValueError: A field does not exist, or a value is out of range; the message names both.
+        """
+        unknown = sorted(set(fields) - set(cls._fields))
+        if unknown:
+            raise ValueError(f"SampleSettings has no field {unknown[0]!r}; fields: {', '.join(cls._fields)}")
+        return cls(**{name: _column(name, fields.get(name), batch, device) for name in cls._fields})
+
+
 def _code(name: str, value: Any, codes: tuple[str, ...] | None) -> Any:
     if not isinstance(value, str):
         return value

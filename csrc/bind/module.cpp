@@ -11,6 +11,7 @@
 #include "../core/fuse.h"
 #include "../core/linear.h"
 #include "../core/pool.h"
+#include "../core/sample_tokens.h"
 #include "../core/topk_stats.h"
 #include "../core/verify_draft.h"
 #include "tensors.h"
@@ -253,6 +254,33 @@ void bind_verify_draft(nb::module_& m) {
       "flags"_a.noconvert(), "threads"_a);
 }
 
+// sample_tokens and token_probs differ only in what they write. Settings: the fields of the SampleSettings tuple.
+template <typename T, typename Run>
+void bind_sampling(nb::module_& m, const char* name, Run run) {
+  m.def(
+      name,
+      [run](const AnyTensor& logits, const std::optional<In<int32_t>>& allowed, const std::vector<AnyTensor>& settings,
+            const std::optional<In<int32_t>>& numbers, const Out<T>& out, int threads) {
+        const Logits view = logits_view(logits);
+        require(settings.size() == 7, "settings must have 7 fields, got " + std::to_string(settings.size()));
+        const SettingsArgument s{settings};
+        if (numbers) require_size(*numbers, view.rows * view.cols, "numbers");
+        const SampleInput input{
+            view,
+            allowed ? allowed_view(*allowed, view) : Allowed{},
+            numbers ? numbers->data() : nullptr,
+            {s.field<float>(0, view.rows, "temperature"), s.field<int32_t>(1, view.rows, "sample_top_k"),
+             s.field<float>(2, view.rows, "top_p"), s.field<float>(3, view.rows, "min_p"),
+             s.field<int64_t>(4, view.rows, "seed"), s.field<int64_t>(5, view.rows, "row"),
+             s.field<int64_t>(6, view.rows, "step")}};
+        T* const to = out.data();
+        const nb::gil_scoped_release release;
+        run(input, to, threads);
+      },
+      "logits"_a.noconvert(), "allowed"_a.noconvert().none(), "settings"_a.noconvert(), "numbers"_a.noconvert().none(),
+      "out"_a.noconvert(), "threads"_a);
+}
+
 void bind_linear(nb::module_& m) {
   m.def("linear_available", &linear_available, "Whether the instruction set in use has the linear layer.");
   m.def(
@@ -309,6 +337,9 @@ NB_MODULE(_core, m) {
   bind_step(m, "fuse_step", true, [](const FuseInput& in, const FuseOutput& out, int t) { fuse_step(in, out, t); });
   bind_step(m, "fuse_full", false, [](const FuseInput& in, const FuseOutput& out, int t) { fuse_full(in, out, t); });
   bind_verify_draft(m);
+  bind_sampling<int32_t>(m, "sample_tokens",
+                         [](const SampleInput& in, int32_t* out, int t) { sample_tokens(in, out, t); });
+  bind_sampling<float>(m, "token_probs", [](const SampleInput& in, float* out, int t) { token_probs(in, out, t); });
   bind_linear(m);
 }
 

@@ -34,6 +34,10 @@ void TopkStages::stream(const std::vector<TopkRequest>& requests, int threads) {
   });
 }
 
+const float* TopkStages::group_maxima(std::size_t i, int64_t row) const {
+  return group_max_.data() + group_offset_[i] + row * group_count((*requests_)[i].logits.cols);
+}
+
 float TopkStages::log_total(std::size_t i, int64_t row) const {
   const int64_t chunks = chunk_count((*requests_)[i].logits.cols);
   return combine_chunks(summaries_.data() + first_task_[i] + row * chunks, chunks).log_total;
@@ -47,7 +51,7 @@ void TopkStages::finish_row(std::size_t i, int64_t row) const {
   r.entropy[row] = stats.entropy;
   r.flags[row] = stats.flags;
   select_topk(row_pointer(r.logits, row), r.logits.dtype, r.logits.cols, r.allowed.row(row),
-              group_max_.data() + group_offset_[i] + row * group_count(r.logits.cols), r.k, r.values + row * r.k,
+              group_maxima(i, row), r.k, r.values + row * r.k,
               r.ids + row * r.k);
 }
 

@@ -29,6 +29,8 @@ class TopkStages {
   void stream(const std::vector<TopkRequest>& requests, int threads);
   // Stage 2 of one row of requests[i]; calls for different rows may run at the same time.
   void finish_row(std::size_t i, int64_t row) const;
+  // The maxima of one row's groups of 128 entries.
+  const float* group_maxima(std::size_t i, int64_t row) const;
   // log Σ e^(x − max) of one row of requests[i], with +inf as the largest float32; 0 where the row is empty.
   float log_total(std::size_t i, int64_t row) const;
 

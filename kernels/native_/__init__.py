@@ -3,6 +3,7 @@
 from ensemble_decode.kernels.native_.candidates import gather_candidates, union_topk
 from ensemble_decode.kernels.native_.extension import available_isas, cuda_stage, isa, set_isa, unavailable_reason
 from ensemble_decode.kernels.native_.fuse import fuse_candidates, fuse_full, fuse_step
+from ensemble_decode.kernels.native_.sample_tokens import sample_tokens, token_probs
 from ensemble_decode.kernels.native_.topk_stats import topk_stats
 from ensemble_decode.kernels.native_.verify_draft import verify_draft
 
@@ -12,6 +13,8 @@ implements = frozenset(
         "fuse_full",
         "fuse_step",
         "gather_candidates",
+        "sample_tokens",
+        "token_probs",
         "topk_stats",
         "union_topk",
         "verify_draft",
@@ -28,7 +31,9 @@ __all__ = [
     "implements",
     "implements_cuda",
     "isa",
+    "sample_tokens",
     "set_isa",
+    "token_probs",
     "topk_stats",
     "unavailable_reason",
     "union_topk",

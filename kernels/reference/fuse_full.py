@@ -41,10 +41,7 @@ def _rows(vocab: VocabTensors, at: int, step: int) -> VocabTensors:
 def full_distribution(
     logits: Sequence[Tensor], vocab: VocabTensors, settings: FuseSettings, k: int
 ) -> tuple[Tensor, Tensor]:
-    """The whole distribution that `fuse_full` chooses from, f32 [B, N], and where the gate let it, bool [B].
-
-    For callers that need the probability of every candidate, as speculative sampling does; no block limits its memory.
-    """
+    """See `ensemble_decode.kernels.full_distribution`."""
     fused = _decided(
         logits, vocab, settings._replace(temperature=torch.zeros_like(settings.temperature)), k, torch.float32
     )[0]

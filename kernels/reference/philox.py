@@ -33,8 +33,12 @@ def gumbel(cids: Tensor, seed: Tensor, row: Tensor, step: Tensor) -> Tensor:
 
     g = −log(−log r), r = (⌊x0 / 2⁸⌋ + ½) · 2⁻²⁴; float64, because the largest r would round to 1 in float32.
     """
+    return -(-uniform_numbers(cids, seed, row, step).log()).log()
+
+
+def uniform_numbers(cids: Tensor, seed: Tensor, row: Tensor, step: Tensor) -> Tensor:
+    """r = (⌊x0 / 2⁸⌋ + ½) · 2⁻²⁴, float64 [B, U], of the counters that `gumbel` describes."""
     seed, row, step = (word.unsqueeze(-1) for word in (seed, row, step))
     counter = (cids.to(torch.int64) & _MASK, row & _MASK, step & _MASK, (row >> 32) & _MASK)
     word = philox(counter, (seed & _MASK, (seed >> 32) & _MASK))[0]
-    uniform = ((word >> 8).to(torch.float64) + 0.5) * 2.0**-24
-    return -(-uniform.log()).log()
+    return ((word >> 8).to(torch.float64) + 0.5) * 2.0**-24
