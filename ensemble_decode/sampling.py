@@ -1,69 +1,108 @@
-"""Sampling settings, and the choice of one model alone."""
+"""How one token is drawn: the counter-based keys of a draw, and the operators that draw by them.
+
+Every token is drawn by Gumbel-max (docs/operators.md): the largest of log probability + noise, where a candidate's
+noise depends on (seed, row, step, candidate) alone. Rounding of the probabilities changes a draw only where two scores
+agree to the same rounding.
+"""
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 
-from ensemble_decode.kernels.reference.philox import philox
+from ensemble_decode import kernels
 from ensemble_decode.settings import Sampling
 
-
-def filtered_probs(logits: torch.Tensor, allowed: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The distribution that one model samples from.
-
-    ``logits`` [B, V] any float type, ``allowed`` bool [V]; returns float32 [B, V], each row summing to 1 (a row with nothing
-    allowed is all zero).
-    """
-    x = logits.float().clamp(max=torch.finfo(torch.float32).max)
-    x = torch.where(allowed & ~x.isnan(), x, -math.inf)
-    top = x.max(dim=-1, keepdim=True).values.clamp_min(torch.finfo(torch.float32).min)
-    p = ((x - top) / (sampling.temperature or 1.0)).exp()
-    if sampling.top_k and sampling.top_k < p.shape[-1]:
-        p = p.masked_fill(p < p.topk(sampling.top_k).values[:, -1:], 0.0)
-    if sampling.top_p < 1:
-        ranked, order = p.sort(dim=-1, descending=True, stable=True)
-        before = ranked.cumsum(-1) - ranked
-        dropped = torch.zeros_like(p, dtype=torch.bool).scatter(
-            1, order, before >= sampling.top_p * ranked.sum(-1, keepdim=True)
-        )
-        dropped.scatter_(1, order[:, :1], False)
-        p = p.masked_fill(dropped, 0.0)
-    if sampling.min_p:
-        p = p.masked_fill(p < sampling.min_p * p.max(dim=-1, keepdim=True).values, 0.0)
-    total = p.sum(-1, keepdim=True)
-    return p / total.clamp_min(torch.finfo(torch.float32).tiny)
-
-
-# The counter-based generator is keyed by (seed, row, step, candidate). Draws that belong to no candidate take these in its place.
-_ALONE, ACCEPT, RESIDUAL = 0xFFFFFFFF, 0xFFFFFFFE, 0xFFFFFFFD
-_MASK = 0xFFFFFFFF
+ACCEPT = 0xFFFFFFFE
+"""The word of the number that decides whether a draft token stands; no candidate has it."""
+RESIDUAL_STEP = 1 << 31
+"""Added to the step of a residual draw, so that it shares no noise with the draw of the draft token it replaces."""
 
 
 class Keys(NamedTuple):
-    """What a draw depends on, with the word that says what is drawn: i64 [B] each."""
+    """What a draw depends on beside its candidates: i64 [B] each.
+
+    Attributes:
+        seeds: The sampling's seed, or the row's own.
+        rows: The row's number.
+        steps: The position in the row.
+    """
 
     seeds: torch.Tensor
     rows: torch.Tensor
     steps: torch.Tensor
 
 
-def uniform(keys: Keys, word: int) -> torch.Tensor:
-    """One float64 number in (0, 1) per row: Philox-4x32-10 keyed by ``keys`` and ``word``."""
-    seeds, rows, steps = keys
-    counter = (torch.full_like(rows, word), rows & _MASK, steps & _MASK, (rows >> 32) & _MASK)
-    return ((philox(counter, (seeds & _MASK, (seeds >> 32) & _MASK))[0] >> 8).double() + 0.5) * 2.0**-24
+def sample_settings(sampling: Sampling, keys: Keys, device: torch.device) -> kernels.SampleSettings:
+    """The operators' settings of one sampling, a row per key.
+
+    Args:
+        sampling: Temperature and filters.
+        keys: What the draws depend on.
+        device: Where the logits lie.
+    """
+    return kernels.SampleSettings.make(
+        len(keys.rows),
+        device,
+        temperature=sampling.temperature,
+        sample_top_k=min(sampling.top_k, 2**31 - 1),
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=keys.seeds,
+        row=keys.rows,
+        step=keys.steps,
+    )
 
 
 def choose_alone(logits: torch.Tensor, allowed: torch.Tensor, sampling: Sampling, keys: Keys) -> torch.Tensor:
-    """Sample one id per row from one model's own distribution, by inversion of its cumulative sum.
+    """Draw one id per row from one model's own distribution.
 
-    ``logits`` [B, V], ``allowed`` bool [V]. Returns i64 [B]; an id of probability 0 is never returned. A row with nothing
-    allowed returns −1.
+    Args:
+        logits: [B, V], float32, bfloat16 or float16.
+        allowed: int32 bitmask [1 or B, ceil(V / 32)], as the operators take it.
+        sampling: Temperature and filters.
+        keys: What the draws depend on.
+
+    Returns:
+        i64 [B]. An id of probability 0 is never returned; -1 where nothing is allowed.
     """
-    mass = filtered_probs(logits, allowed, sampling).double().cumsum(-1)
-    target = uniform(keys, _ALONE).to(mass.device).unsqueeze(-1) * mass[:, -1:]
-    ids = torch.searchsorted(mass, target, right=True).squeeze(-1)
-    return torch.where(mass[:, -1] > 0, ids, -1)
+    settings = sample_settings(sampling, keys, logits.device)
+    return kernels.sample_tokens(logits, allowed.to(logits.device), settings).long()
+
+
+def filtered_probs(logits: torch.Tensor, allowed: torch.Tensor | None, sampling: Sampling, keys: Keys) -> torch.Tensor:
+    """The distribution that one token is drawn from, after temperature and filters.
+
+    Args:
+        logits: [B, V], float32, bfloat16 or float16.
+        allowed: int32 bitmask [1 or B, ceil(V / 32)], or None.
+        sampling: Temperature and filters.
+        keys: Of B rows; their values do not matter.
+
+    Returns:
+        float32 [B, V], each row summing to 1; all 0 where nothing is allowed.
+    """
+    return kernels.token_probs(logits, allowed, sample_settings(sampling, keys, logits.device))
+
+
+def uniform(keys: Keys, word: int) -> torch.Tensor:
+    """One float64 number in (0, 1) per row, for a decision that draws no token."""
+    return kernels.uniform(keys.seeds, keys.rows, keys.steps, word)
+
+
+def draw_residual(residual: torch.Tensor, cids: torch.Tensor, keys: Keys) -> torch.Tensor:
+    """Draw from what a draft token's rejection leaves (SAFE, arXiv 2510.15346, appendix H).
+
+    Args:
+        residual: [B, U], not negative, of any sum.
+        cids: [B, U], the columns' candidates.
+        keys: Those of the draft tokens.
+
+    Returns:
+        i64 [B]: the column drawn, -1 where the row is 0 throughout.
+    """
+    settings = kernels.SampleSettings.make(
+        len(residual), residual.device, temperature=1.0, seed=keys.seeds, row=keys.rows, step=keys.steps + RESIDUAL_STEP
+    )
+    return kernels.sample_tokens(residual.log(), None, settings, cids.to(torch.int32)).long()

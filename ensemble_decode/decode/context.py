@@ -168,7 +168,7 @@ class Context(StepContext):
         with self.time_fusion():
             ids = tops.ids[:, 0].long()
             if not self.sampling.greedy:
-                ids = choose_alone(logits, self.allowed[m], self.sampling, self.sampling_keys(rows, ahead))
+                ids = choose_alone(logits, self.tensors.allowed[m], self.sampling, self.sampling_keys(rows, ahead))
             chosen = logits.gather(1, ids.clamp_min(0).unsqueeze(1)).squeeze(1).float()
             probs = (chosen - tops.logsumexp).exp()
             if len(self.eos[m]) > 1:
@@ -261,7 +261,7 @@ class Context(StepContext):
 
     def _sample(self, m: int, rows: Sequence[StepRow], logits: torch.Tensor) -> list[int]:
         with self.time_fusion():
-            return choose_alone(logits, self.allowed[m], self.sampling, self.sampling_keys(rows)).tolist()
+            return choose_alone(logits, self.tensors.allowed[m], self.sampling, self.sampling_keys(rows)).tolist()
 
     def _why(self, i: int, row: Row, logits: Sequence[torch.Tensor], models: Sequence[int] | None = None) -> str:
         """Why nothing can be chosen in row i of these logits."""

@@ -10,7 +10,6 @@ import torch
 from pydantic import Field
 
 from ensemble_decode import kernels
-from ensemble_decode.kernels.reference.fuse_full import full_distribution
 from ensemble_decode.methods.base import BaseMethod, Distribution, StepContext, StepRow
 from ensemble_decode.methods.gates import MaxProb, gate_fields
 from ensemble_decode.methods.sharpen import NO_SHARPEN, Sharpen, sharpen_fields
@@ -56,7 +55,7 @@ class GaC(Options, BaseMethod):
     ) -> Distribution:
         """E over all candidates: U is the size of the aligned vocabulary."""
         settings = self._settings(context, rows, sharpen, draw=False)
-        probs, ensembled = full_distribution(logits, context.tensors, settings, _PRIMARY_TOP)
+        probs, ensembled = kernels.full_distribution(logits, context.tensors, settings, _PRIMARY_TOP)
         return Distribution(torch.arange(probs.shape[1], device=probs.device).expand_as(probs), probs, ensembled)
 
     def _settings(

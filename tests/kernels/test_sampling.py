@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import kernel_cases as cases
 from support import kernel_oracle as oracle
+from support.kernel_oracle import noise_by_hand, philox_by_hand
 
 from ensemble_decode import kernels
 
@@ -23,23 +24,6 @@ TARGETS = [
     for operator in OPERATIONS
     for target in cases.targets(operator)
 ]
-
-
-def philox_by_hand(counter: list[int], key: list[int]) -> list[int]:
-    """Philox-4x32-10 in Python integers."""
-    c, k = list(counter), list(key)
-    for _ in range(10):
-        a, b = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
-        c = [(b >> 32) ^ c[1] ^ k[0], b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ k[1], a & 0xFFFFFFFF]
-        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    return c
-
-
-def noise_by_hand(cid: int, seed: int, row: int, step: int) -> float:
-    """The Gumbel noise of one candidate."""
-    low = 0xFFFFFFFF
-    word = philox_by_hand([cid, row & low, step & low, (row >> 32) & low], [seed & low, (seed >> 32) & low])[0]
-    return -math.log(-math.log(((word >> 8) + 0.5) / 2**24))
 
 
 @pytest.mark.parametrize(

@@ -335,3 +335,53 @@ def full(vocab: Vocab, rows: Sequence[Sequence[float]], settings: Settings, k: i
     decision = decide(vocab, cids, q, q, consulted, (top_cid, top_prob), tops, settings)
     decision.primary_id = primary_id(vocab, rows, decision)
     return decision
+
+
+@dataclass
+class Kept:
+    """What the filters keep of one row: log probabilities relative to the largest, and by how little top-p decided."""
+
+    ids: set[int]
+    log: np.ndarray
+    margin: float
+
+
+def kept(row: Sequence[float], allowed: Sequence[bool] | None, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> Kept:
+    """Temperature, top-k, top-p and min-p by sorting the whole row, in float64."""
+    x = np.minimum(clean(row, allowed)[0], BIG)
+    if x.max() == -INF:
+        return Kept(set(), x, INF)
+    log = (x - x.max()) / temperature
+    ids, margin = order(log), INF
+    if top_k:
+        ids = [i for i in ids if log[i] >= log[ids[min(top_k, len(ids)) - 1]]]
+    if top_p < 1:
+        p = np.exp(log[ids])
+        share = (np.cumsum(p) - p) / p.sum()
+        margin = float(np.abs(share[1:] - top_p).min(initial=INF))
+        ids = [i for n, i in enumerate(ids) if n == 0 or share[n] < top_p]
+    return Kept({i for i in ids if log[i] >= (math.log(min_p) if min_p else -INF)}, log, margin)
+
+
+def drawn(row: Kept, noise: Sequence[float]) -> tuple[int, float]:
+    """The argmax of log probability + noise among what is kept (-1 without any), and its lead over the next."""
+    scores = sorted(((row.log[i] + noise[i], -i) for i in row.ids), reverse=True)
+    lead = scores[0][0] - scores[1][0] if len(scores) > 1 else INF
+    return (-scores[0][1], lead) if scores else (-1, INF)
+
+
+def philox_by_hand(counter: list[int], key: list[int]) -> list[int]:
+    """Philox-4x32-10 in Python integers."""
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        a, b = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
+        c = [(b >> 32) ^ c[1] ^ k[0], b & 0xFFFFFFFF, (a >> 32) ^ c[3] ^ k[1], a & 0xFFFFFFFF]
+        k = [(k[0] + 0x9E3779B9) & 0xFFFFFFFF, (k[1] + 0xBB67AE85) & 0xFFFFFFFF]
+    return c
+
+
+def noise_by_hand(cid: int, seed: int, row: int, step: int) -> float:
+    """The Gumbel noise of one candidate."""
+    low = 0xFFFFFFFF
+    word = philox_by_hand([cid, row & low, step & low, (row >> 32) & low], [seed & low, (seed >> 32) & low])[0]
+    return -math.log(-math.log(((word >> 8) + 0.5) / 2**24))

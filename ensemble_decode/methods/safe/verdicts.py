@@ -12,7 +12,7 @@ from ensemble_decode import kernels
 from ensemble_decode.methods.base import BaseMethod, StepContext
 from ensemble_decode.methods.safe.reading import Proposal
 from ensemble_decode.methods.sharpen import Sharpen
-from ensemble_decode.sampling import ACCEPT, RESIDUAL, filtered_probs, uniform
+from ensemble_decode.sampling import ACCEPT, draw_residual, filtered_probs, uniform
 
 _BLOCK = 16  # positions whose whole distributions are in memory at a time
 
@@ -148,8 +148,9 @@ def _speculate(context: StepContext, places: Sequence[Place], base: BaseMethod, 
     present, cids = e.cids >= 0, e.cids.clamp_min(0)
 
     # E(c) and P_0(c) of every candidate, after temperature and filters; P_0(END) is the mass of all EOS ids.
-    ensemble = filtered_probs(e.probs.log(), present & (e.probs > 0), sampling)
-    by_id = filtered_probs(logits[0], context.allowed[0], sampling)
+    keys = context.sampling_keys(rows, [j for _, j in places])
+    ensemble = filtered_probs(e.probs.log(), None, sampling, keys)
+    by_id = filtered_probs(logits[0], tables.allowed[0], sampling, keys)
     ids = tables.exact_id[0].long()[cids]
     primary = by_id.gather(1, ids.clamp_min(0)).masked_fill(ids < 0, 0.0)
     end = by_id[:, tables.eos_ids[0].long()].sum(-1, keepdim=True)
@@ -163,10 +164,7 @@ def _speculate(context: StepContext, places: Sequence[Place], base: BaseMethod, 
     p_t = torch.where(is_t.any(-1), p_t, by_id.gather(1, tokens.unsqueeze(1)).squeeze(1))
 
     # t stands where u < E(t) / P_0(t), u uniform on (0, 1); else c is drawn from max(E - P_0, 0), normalised.
-    keys = context.sampling_keys(rows, [j for _, j in places])
-    u, place = uniform(keys, ACCEPT), uniform(keys, RESIDUAL)
-    residual = (ensemble - primary).clamp_min(0).double().cumsum(-1)
-    drawn = torch.searchsorted(residual, place.unsqueeze(1) * residual[:, -1:], right=True)
-    drawn = cids.gather(1, drawn.clamp_max(cids.shape[1] - 1)).squeeze(1)
-    stands = (u * p_t < e_t) | (residual[:, -1] <= 0) | ~e.ensembled  # behind a closed gate P_0 itself is right
+    u, place = uniform(keys, ACCEPT), draw_residual((ensemble - primary).clamp_min(0), cids, keys)
+    drawn = cids.gather(1, place.clamp_min(0).unsqueeze(1)).squeeze(1)
+    stands = (u * p_t < e_t) | (place < 0) | ~e.ensembled  # behind a closed gate P_0 itself is right
     return [Verdict(*verdict) for verdict in zip(stands.tolist(), drawn.tolist(), strict=True)]
