@@ -18,6 +18,7 @@ from ensemble_decode.ensemble import Ensemble
 from ensemble_decode.errors import InputError
 from ensemble_decode.harness import arguments
 from ensemble_decode.harness.arguments import NEW_TOKENS, generation, load_options, several
+from ensemble_decode.harness.conversation import Conversation, conversation_ids, rendered
 from ensemble_decode.harness.likelihood import Scored, chain_method, score
 from ensemble_decode.methods import Method, Single
 from ensemble_decode.methods.options import parse_method
@@ -71,6 +72,7 @@ class EnsembleLM(TemplateLM):
         self.join = join
         self.batch = arguments.batch_size(batch_size, max_batch_size)
         self._primary = self.method.primary
+        self._used = list(self.method.models(len(self.ensemble.runners)))
         self._device = self.ensemble.runners[self._primary].device
         self.tokenizer = self.ensemble.tokenizers[self._primary]
         self._vocab = self.ensemble.vocab.models[self._primary]
@@ -114,17 +116,25 @@ class EnsembleLM(TemplateLM):
         return "__".join(model.name for model in self.ensemble.vocab.models).replace("/", "__")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The primary's template; for ``Single`` alone, since one text cannot carry every model's own template."""
-        if not isinstance(self.method, Single) and len(self.ensemble.runners) > 1:
-            raise InputError(
-                "--apply_chat_template works with method=single: each model of an ensemble has its own template"
-            )
-        return self.tokenizer.apply_chat_template(
-            chat_history,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
+        """A chat as the primary's template writes it; for an ensemble with the messages, for every model's own template.
+
+        Raises:
+            InputError: A model that takes part has no template, or its template refuses the messages.
+        """
+        texts = {
+            m: rendered(self.ensemble.tokenizers[m], self._name(m), chat_history, add_generation_prompt)
+            for m in self._used
+        }
+        return Conversation.of(texts[self._primary], chat_history, add_generation_prompt)
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The template that the harness logs: the primary's; of an ensemble every model's behind its name."""
+        if not chat_template or self._used == [self._primary]:
+            return super().chat_template(chat_template)
+        return "\n\n".join(f"{self._name(m)}: {self.ensemble.tokenizers[m].chat_template}" for m in self._used)
+
+    def _name(self, m: int) -> str:
+        return f"model {m} ({self.ensemble.vocab.models[m].name})"
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """The primary's ids, as the harness's ``hf`` model makes them: no second BOS before a text that begins with one."""
@@ -167,9 +177,12 @@ class EnsembleLM(TemplateLM):
         """Every model's context: its own tokenization of the text before the primary's continuation."""
         contexts: list[list[int]] = [[] for _ in self.ensemble.runners]
         contexts[self._primary] = before
-        used = list(self.method.models(len(contexts)))
-        if used == [self._primary]:
+        if self._used == [self._primary]:
             return Scored(contexts, after)
+        if texts is not None and isinstance(texts[0], Conversation):
+            for m in self._used:
+                contexts[m] = conversation_ids(self.ensemble.tokenizers[m], self._name(m), texts[0])
+            return Scored(contexts, self._vocab.encode(texts[1].encode()))
         data = self._vocab.decode(after)
         if texts is not None and self._special(after):
             data = "".join(texts)[len(texts[0].rstrip()) :].encode()
@@ -177,7 +190,7 @@ class EnsembleLM(TemplateLM):
         whole = "".join(texts).encode() if texts is not None else self._vocab.decode(before) + data
         lead = whole[: -len(data)] if data and whole.endswith(data) else self._vocab.decode(before)
         text, rest = _whole_characters(lead)
-        for m in used:
+        for m in self._used:
             if m != self._primary:
                 contexts[m] = self._context(m, text, plain=texts is not None)
         return Scored(contexts, after, rest)
@@ -188,7 +201,7 @@ class EnsembleLM(TemplateLM):
         if not text:
             return [_prefix(tokenizer)]
         if plain:
-            return prompt_ids(tokenizer, model.bos_id, f"model {m} ({model.name})", text)
+            return prompt_ids(tokenizer, model.bos_id, self._name(m), text)
         return model.encode(text.encode())
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
@@ -250,7 +263,12 @@ class EnsembleLM(TemplateLM):
         return results
 
     def _request(self, number: int, context: str, kwargs: Mapping[str, Any]) -> BatchRequest:
-        return BatchRequest(context, row_id=number, **generation(kwargs))
+        prompt: Any = context
+        if isinstance(context, Conversation) and self._used != [self._primary]:
+            if not context.opens:
+                raise InputError("a task with a gen_prefix: an ensemble cannot continue a message that has begun")
+            prompt = context.messages
+        return BatchRequest(prompt, row_id=number, **generation(kwargs))
 
 
 def _prefix(tokenizer: Any) -> int:

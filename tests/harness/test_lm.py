@@ -246,8 +246,6 @@ def test_what_cannot_be_is_refused_by_name(folders, together):
         )
     with pytest.raises(InputError, match="beams"):
         lm.generate_until(instances("generate_until", [("x", {"beams": 2})]), disable_tqdm=True)
-    with pytest.raises(InputError, match="template"):
-        lm.apply_chat_template([{"role": "user", "content": "x"}])
 
 
 def test_the_package_offers_its_model_as_a_plugin():
