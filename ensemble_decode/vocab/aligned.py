@@ -38,7 +38,7 @@ class AlignedVocab:
 
     ``models``: one `ModelVocab` each. ``size``: ``N``, END is ``N - 1``. ``to_cid[m]`` int32 ``[V_m]`` (−1 where not
     allowed), ``exact_id[m]`` and ``piece_id[m]`` int32 ``[N]`` (−1 where none), ``prefix_end`` int32 ``[N]``: candidate
-    y is a proper prefix of x iff ``y < x < prefix_end[y]``. ``shared``: every id has the same bytes in every model.
+    y is a proper prefix of x iff ``y < x < prefix_end[y]``.
     """
 
     def __init__(
@@ -56,7 +56,6 @@ class AlignedVocab:
         self._candidates = list(candidates)
         space = self.cid_of(b" ")
         self.space_cid = -1 if space is None else space
-        self.shared = _same_bytes(self.models)
         self._tensors: dict[torch.device, VocabTensors] = {}
 
     def bytes_of(self, cid: int) -> bytes:
@@ -213,14 +212,3 @@ def bitmask(allowed: np.ndarray) -> np.ndarray:
     padded = np.zeros(words * 32, dtype=bool)
     padded[: len(allowed)] = allowed
     return np.packbits(padded, bitorder="little").view("<i4").astype(np.int32)
-
-
-def _same_bytes(models: list[ModelVocab]) -> bool:
-    first = models[0]
-    for other in models[1:]:
-        length = min(first.size, other.size)
-        same = first.token_bytes[:length] == other.token_bytes[:length] and first.eos_ids == other.eos_ids
-        longer = first if first.size > length else other
-        if not same or any(longer.token_bytes[length:]):
-            return False
-    return True

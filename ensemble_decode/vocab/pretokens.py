@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import unicodedata
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 BLANK, SPACE, LETTER, NUMBER, OTHER, MARK = range(6)
 _ALL = frozenset((BLANK, SPACE, LETTER, NUMBER, OTHER))
@@ -24,6 +24,30 @@ GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s
 
 class _Unbounded(Exception):
     """The pattern holds something whose reach has no bound that this module can state."""
+
+
+class _Measured(NamedTuple):
+    """What one stage of a pre-tokenizer may read in an attempt to match.
+
+    Attributes:
+        unbounded: The most unbounded items in any alternative of its pattern.
+        bounded: The most bounded characters in any alternative.
+        unions: For each item that repeats, the groups that it can run through.
+        single: Every alternative is one item.
+    """
+
+    unbounded: int
+    bounded: int
+    unions: list[frozenset[int]]
+    single: bool
+
+
+class _Escape(NamedTuple):
+    """An escape of a pattern: the groups that it may match, those that it matches whole, the character it stands for."""
+
+    may: set[int]
+    whole: set[int]
+    char: str
 
 
 @lru_cache(maxsize=65536)
@@ -69,28 +93,25 @@ class Reach:
 
 def reach_of(pre_tokenizer: list[dict[str, Any]]) -> Reach | None:
     """The bound for a pre-tokenizer given as the JSON of its stages; None where it cannot be stated."""
-    stages = []
+    stages: list[_Measured] = []
     try:
-        for stage in pre_tokenizer:
-            stages += _stage(stage)
+        for state in pre_tokenizer:
+            stages += _stage(state)
     except _Unbounded:
         return None
-    if not stages or not all(single for _, _, _, single in stages[:-1]):
+    if not stages or not all(stage.single for stage in stages[:-1]):
         return None
     merged = {group: group for group in _ALL}
-    for _, _, unions, _ in stages:
-        for groups in unions:
+    for stage in stages:
+        for groups in stage.unions:
             joined = {merged[group] for group in groups}
             merged = {group: min(joined) if name in joined else name for group, name in merged.items()}
     if len(set(merged.values())) < 2:
         return None
-    return Reach(sum(u + n for u, n, _, _ in stages) + 2, merged, edges=len(stages) > 1)
+    return Reach(sum(stage.unbounded + stage.bounded for stage in stages) + 2, merged, edges=len(stages) > 1)
 
 
-_Stage = tuple[int, int, list[frozenset[int]], bool]
-
-
-def _stage(stage: dict[str, Any]) -> list[_Stage]:
+def _stage(stage: dict[str, Any]) -> list[_Measured]:
     kind = stage["type"]
     if kind == "ByteLevel":
         return [_measure(GPT2_PATTERN)] if stage["use_regex"] else []
@@ -105,12 +126,12 @@ def _stage(stage: dict[str, Any]) -> list[_Stage]:
     raise _Unbounded
 
 
-def _measure(pattern: str) -> _Stage:
+def _measure(pattern: str) -> _Measured:
     parser = _Parser(pattern)
-    u, n = parser.alternatives()
+    unbounded, bounded = parser.alternatives()
     if parser.at != len(pattern):
         raise _Unbounded
-    return u, n, parser.unions, parser.single
+    return _Measured(unbounded, bounded, parser.unions, parser.single)
 
 
 class _Parser:
@@ -200,14 +221,13 @@ class _Parser:
         if char == "[":
             return self._bracket()
         if char == "\\":
-            return self._escape()[0]
+            return self._escape().may
         if char in "^*+?{":
             raise _Unbounded
         self.at += 1
         return set(_ALL) if char == "." else _literal(char)
 
-    def _escape(self) -> tuple[set[int], set[int], str]:
-        """What an escape may match, the groups that it matches whole, and its character where it stands for one."""
+    def _escape(self) -> _Escape:
         self.at += 1
         char = self._peek()
         self.at += 1
@@ -217,20 +237,20 @@ class _Parser:
                 raise _Unbounded
             self.at += len(name) + 2
             if char == "P" or name.startswith("^"):
-                return set(_ALL), set(), ""
+                return _Escape(set(_ALL), set(), "")
             groups = set(_BY_PROPERTY[name[0]])
             # P and S are each a part of OTHER, as Lu is of LETTER and Z of the white space.
-            return groups, groups if name in ("L", "N") else set(), ""
+            return _Escape(groups, groups if name in ("L", "N") else set(), "")
         if char == "s":
-            return {BLANK, SPACE}, {BLANK, SPACE}, ""
+            return _Escape({BLANK, SPACE}, {BLANK, SPACE}, "")
         if char == "d":
-            return {NUMBER}, set(), ""
+            return _Escape({NUMBER}, set(), "")
         if char == "S":
-            return {LETTER, NUMBER, OTHER}, {LETTER, NUMBER, OTHER}, ""
+            return _Escape({LETTER, NUMBER, OTHER}, {LETTER, NUMBER, OTHER}, "")
         plain = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v"}.get(char, char)
         if not plain or (plain == char and char.isalnum()):
             raise _Unbounded
-        return _literal(plain), _whole(plain), plain
+        return _Escape(_literal(plain), _whole(plain), plain)
 
     def _bracket(self) -> set[int]:
         self.at += 1
@@ -250,7 +270,7 @@ class _Parser:
                 self.at += 1
                 last = self._peek()
                 if last == "\\":
-                    last = self._escape()[2]
+                    last = self._escape().char
                 else:
                     self.at += 1
                 if not last or last < first:

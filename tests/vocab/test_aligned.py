@@ -247,20 +247,22 @@ def test_a_byte_that_one_model_cannot_spell_is_left_out_for_all():
     assert both.cid_of(b"\x05") is not None
 
 
-def test_case_13_padded_heads_of_one_tokenizer_are_shared():
+def test_case_13_padded_heads_of_one_tokenizer_have_the_same_ids_for_every_candidate():
     tokenizer = tiny.build("qwen2")
     size = len(tokenizer)
     kw = {"eos_ids": [tiny.eos_ids("qwen2")] * 2, "cache_dir": None}
     padded = AlignedVocab.build([tokenizer, tokenizer], sizes=[size + 5, size + 100], **kw)
-    assert padded.shared
     assert padded.to_cid[0].tolist() == padded.to_cid[1][: size + 5].tolist()
     assert padded.exact_id[0].tolist() == padded.exact_id[1].tolist()
+    assert padded.piece_id[0].tolist() == padded.piece_id[1].tolist()
     assert (padded.to_cid[1][size:] == -1).all()
     other = tiny._BUILDERS["qwen2"]()
     other.add_tokens(["<one more>"])
-    assert not AlignedVocab.build([tokenizer, other], sizes=[size + 5, size + 100], **kw).shared
+    longer = AlignedVocab.build([tokenizer, other], sizes=[size + 5, size + 100], **kw)
+    assert longer.exact_id[0][longer.cid_of(b"<one more>")] == -1
     kw["eos_ids"] = [[], tiny.eos_ids("qwen2")]
-    assert not AlignedVocab.build([tokenizer, tokenizer], sizes=[size, size], **kw).shared
+    ends = AlignedVocab.build([tokenizer, tokenizer], sizes=[size, size], **kw)
+    assert [len(model.eos_ids) for model in ends.models] == [1, 2]
 
 
 @pytest.mark.parametrize(

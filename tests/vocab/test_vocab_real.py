@@ -90,4 +90,3 @@ def test_the_demo_models_align_and_load_from_the_cache(tmp_path):
             assert aligned.models[m].token_bytes[aligned.exact_id[m][space]] == b" the"
             assert aligned.models[m].encode(b"\n") == [aligned.exact_id[m][newline]]
         assert aligned.cid_of(b"\x04") is None
-        assert not aligned.shared
