@@ -76,6 +76,9 @@ Cut radix_cut(const float* log, int64_t n, const int64_t* weight, LimitOf limit_
   constexpr uint32_t kDigits = 2048;
   static thread_local std::vector<int64_t> sums;
   sums.assign(2 * kDigits, 0);
+  if (static_cast<int64_t>(inside.size()) < n) inside.resize(static_cast<size_t>(n));
+  if (static_cast<int64_t>(next.size()) < n) next.resize(static_cast<size_t>(n));
+  int64_t left = n;  // how many of `inside` are still in question
   const auto digit_of = [&](int level, int64_t i) { return (falling(log[i]) >> kShift[level]) & kMask[level]; };
   // Neighbours are often alike: two tables, so that one need not wait for the other's sum.
   for (int64_t i = 0; i < n; ++i) sums[(i & 1) * kDigits + digit_of(0, i)] += weight[i];
@@ -86,7 +89,7 @@ Cut radix_cut(const float* log, int64_t n, const int64_t* weight, LimitOf limit_
   for (int level = 0; level < 3; ++level) {
     if (level > 0) {
       sums.assign(kDigits, 0);
-      for (const int32_t i : inside) sums[digit_of(level, i)] += weight[i];
+      for (int64_t j = 0; j < left; ++j) sums[digit_of(level, inside[j])] += weight[inside[j]];
     }
     uint32_t digit = 0;
     int64_t sum = before;
@@ -96,23 +99,27 @@ Cut radix_cut(const float* log, int64_t n, const int64_t* weight, LimitOf limit_
       before = sum;
       sum += sums[d];
     }
+    // Without branches: whether an element has the digit is anybody's guess.
+    int64_t count = 0;
     if (level == 0) {
-      inside.clear();
       for (int64_t i = 0; i < n; ++i) {
-        if (digit_of(0, i) == digit) inside.push_back(static_cast<int32_t>(i));
+        next[count] = static_cast<int32_t>(i);
+        count += digit_of(0, i) == digit;
       }
     } else {
-      next.clear();
-      for (const int32_t i : inside) {
-        if (digit_of(level, i) == digit) next.push_back(i);
+      for (int64_t j = 0; j < left; ++j) {
+        const int32_t i = inside[j];
+        next[count] = i;
+        count += digit_of(level, i) == digit;
       }
-      inside.swap(next);
     }
+    left = count;
+    inside.swap(next);
   }
   // What is left are equals, in ascending order of their places.
-  const int64_t each = weight[inside.front()];
-  const int64_t kept = std::min<int64_t>((limit - before + each - 1) / each, static_cast<int64_t>(inside.size()));
-  return {log[inside.front()], inside[static_cast<size_t>(kept - 1)]};
+  const int64_t each = weight[inside[0]];
+  const int64_t kept = std::min<int64_t>((limit - before + each - 1) / each, left);
+  return {log[inside[0]], inside[kept - 1]};
 }
 
 Cut sorted_cut(const float* log, int64_t n, float top, const SamplingSettings& settings, int64_t* weight) {
@@ -180,17 +187,26 @@ double gumbel(int32_t cid, int64_t seed, int64_t row, int64_t step) {
 
 void draw_block(const float* log, int64_t n, int64_t first, const int32_t* numbers, const Cut& cut,
                 const SamplingSettings& settings, Draw& draw) {
-  uint32_t words[kBlock];
+  // Noise for those alone that are kept and that the largest noise could lift above the best so far.
+  int32_t kept[kBlock];
+  int64_t count = 0;
+  const float within = static_cast<float>(draw.score - kLargestGumbel - 0.1);
   for (int64_t i = 0; i < n; ++i) {
-    const int64_t number = numbers == nullptr ? first + i : numbers[i];
-    words[i] = philox_first_word(static_cast<uint32_t>(number), low(settings.row), low(settings.step),
+    kept[count] = static_cast<int32_t>(i);
+    count += (log[i] >= within) & (log[i] >= cut.log) & (log[i] - cut.top >= cut.least);
+  }
+  uint32_t words[kBlock];
+  for (int64_t j = 0; j < count; ++j) {
+    const int64_t number = numbers == nullptr ? first + kept[j] : numbers[kept[j]];
+    words[j] = philox_first_word(static_cast<uint32_t>(number), low(settings.row), low(settings.step),
                                  high(settings.row), low(settings.seed), high(settings.seed));
   }
-  for (int64_t i = 0; i < n; ++i) {
-    // Only candidates whose noise may lift them above the best so far need its logarithms.
-    if (log[i] + gumbel_bound(words[i]) < draw.score) continue;
+  for (int64_t j = 0; j < count; ++j) {
+    // Only candidates whose own noise may lift them above the best so far need its logarithms.
+    const int64_t i = kept[j];
+    if (log[i] + gumbel_bound(words[j]) < draw.score) continue;
     if (!cut.keeps(log[i], first + i)) continue;
-    const double score = log[i] + gumbel_of(words[i]);
+    const double score = log[i] + gumbel_of(words[j]);
     if (score > draw.score || (score == draw.score && first + i < draw.place)) draw = {first + i, score};
   }
 }

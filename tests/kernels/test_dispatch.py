@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -207,3 +209,9 @@ def test_every_operator_is_public():
     for operator in dispatch.OPERATORS:
         assert callable(getattr(kernels, operator))
         assert callable(getattr(dispatch._backend("reference"), operator))
+
+
+def test_the_operators_import_neither_transformers_nor_tokenizers():
+    program = "import sys, ensemble_decode.kernels; print(*sorted({'transformers', 'tokenizers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
