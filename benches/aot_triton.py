@@ -330,7 +330,7 @@ def main() -> None:
     rows = measure_all(args.workers, args.quick)
     print(table(rows))
     if args.json:
-        args.json.write_text(json.dumps([asdict(row) for row in rows]))
+        args.json.write_text(json.dumps([asdict(row) for row in rows], allow_nan=False))
     if args.write:
         PAGE.parent.mkdir(parents=True, exist_ok=True)
         PAGE.write_text(page(rows))

@@ -174,7 +174,8 @@ def prefix(options: argparse.Namespace) -> None:
                 reused = run.counts.prefix_tokens_reused if share else reused
         ratios = [a / b for a, b in zip(times[False], times[True], strict=True)]
         print(
-            f"{len(ensemble.tokenizers[0].encode(common))} tokens in common, {options.rows} rows of 8 tokens, batch {batch_size}: "
+            f"{len(ensemble.tokenizers[0].encode(common))} tokens in common, {options.rows} rows of 8 tokens, "
+            f"batch {batch_size}: "
             f"{statistics.median(ratios):.2f} times as fast with it read once "
             f"(rounds: {', '.join(f'{r:.2f}' for r in ratios)}); tokens reused per model {reused}",
             flush=True,

@@ -6,7 +6,7 @@ folder=${1:-.}
 cat > "$folder/prompts.jsonl" <<'LINES'
 {"id": "a", "prompt": "The capital of France is", "max_new_tokens": 8}
 {"id": "b", "prompt": "1, 2, 3, 4,", "stop": ["\n"]}
-{"id": "c", "messages": [{"role": "user", "content": "Name a colour."}], "method": "safe", "settings": {"draft_length": 3}}
+{"id": "c", "messages": [{"role": "user", "content": "Name a colour."}], "method": "safe(draft_length=3)"}
 {"id": "d", "prompt": "Once upon a time", "temperature": 0.8, "seed": 7}
 LINES
 

@@ -72,7 +72,8 @@ def as_request(line: Line, sampling: Sampling, trace: bool = False) -> BatchRequ
 
     Args:
         line: A line of input.
-        sampling: The run's own, which fields of the line change. The run's seed stays the run's: it is keyed by the line's number.
+        sampling: The run's own, which fields of the line change. Its seed is not taken over: a row without a seed is
+            keyed by the run's and the line's number.
         trace: Whether the row keeps its steps.
 
     Raises:

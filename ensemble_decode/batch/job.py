@@ -144,7 +144,7 @@ class Job:
         """Open the output for the results of an input.
 
         Raises:
-            InputError: Input and output are one file, the output is another job's, or the job is strict and a line is bad.
+            InputError: Input and output are one file, the output is another job's, or the job is strict and a line bad.
             OutputError: The output cannot be written.
         """
         job = self.identity(source.identity)

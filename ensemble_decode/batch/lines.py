@@ -91,8 +91,8 @@ def read_array(file: IO[bytes]) -> Iterator[Line]:
 def read_csv(file: IO[bytes]) -> Iterator[Line]:
     """Every record of a CSV file whose first names the columns. Blank lines are skipped, and empty fields are absent.
 
-    Everything is text, except the fields of the schema that are numbers or messages, which are read as JSON; so are ``stop``
-    and ``method`` where they begin like a JSON array or object.
+    Everything is text, except the fields of the schema that are numbers or messages, which are read as JSON. So are
+    ``stop`` and ``method`` where they begin like a JSON array or object.
 
     Raises:
         InputError: The first record is missing, or names a column twice or not at all.
@@ -141,7 +141,7 @@ def _from_text(name: str, value: str) -> Any:
 
 
 def read_parquet(blocks: Iterable[Any]) -> Iterator[Line]:
-    """Every row of a Parquet file, from its record batches, as a JSONL file would hold it; a null is a field that is absent."""
+    """Every row of a Parquet file, from its record batches, as JSONL would hold it. A null is a field that is absent."""
     number = 0
     for block in blocks:
         for fields in block.to_pylist():

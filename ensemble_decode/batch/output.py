@@ -1,8 +1,8 @@
-"""Durable output: rows are appended in blocks that a manifest vouches for, so that a job can be killed anywhere and go on.
+"""Durable output: rows are appended in blocks that a manifest vouches for, so that a killed job goes on where it was.
 
-Beside ``out.jsonl`` lie ``out.jsonl.part`` while the job is not complete (results in the order in which rows ended), and for good
-``out.jsonl.manifest`` and ``out.jsonl.lock``. A block is written and synced first, then its record in the manifest: when the job
-goes on, bytes of the part file that no record vouches for are cut off.
+Beside ``out.jsonl`` lie ``out.jsonl.manifest`` and ``out.jsonl.lock``, and until the job is complete ``out.jsonl.part``:
+results in the order in which rows ended. A block is written and synced first, then its record in the manifest. When the
+job goes on, bytes of the part file that no record vouches for are cut off.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def check_target(path: Path) -> Path:
         path: As the user gave it. It need not exist.
 
     Raises:
-        InputError: A folder, a device or a pipe lies there, the file is read-only, there is no folder to put it in, or a link
-            leads in a circle.
+        InputError: A folder, a device or a pipe lies there, the file is read-only, there is no folder to put it in, or a
+            link leads in a circle.
     """
     try:
         real = Path(os.path.realpath(path))
@@ -92,7 +92,7 @@ class Output(Results):
             shard_rows: Rows per file; None: one file.
 
         Raises:
-            InputError: Another run is alive, the job differs, or something lies at ``path`` that no manifest belongs to.
+            InputError: Another run is alive, the job differs, or what lies at ``path`` belongs to no job.
             OutputError: The files cannot be written.
         """
         self.path = check_target(path)
@@ -214,20 +214,21 @@ class Output(Results):
             was, now = known["input"], self.job["input"]
             if not self._continues(was):
                 raise InputError(
-                    f"{self.name} belongs to a job with another input: it had {was['lines']} lines and {was['bytes']} bytes, "
-                    f"and now there are {now['lines']} lines and {now['bytes']} bytes that do not begin like it. Give the "
-                    "same input, another output, or overwrite"
+                    f"{self.name} belongs to a job with another input: it had {was['lines']} lines and {was['bytes']} "
+                    f"bytes, and now there are {now['lines']} lines and {now['bytes']} bytes that do not begin like it. "
+                    "Give the same input, another output, or overwrite"
                 )
             if not self._append:
                 raise InputError(
-                    f"the input of {self.name} has grown from {was['lines']} to {now['lines']} lines since the job began. "
-                    "append finishes what was there and goes on with the new lines; overwrite starts anew"
+                    f"the input of {self.name} has grown from {was['lines']} to {now['lines']} lines since the job "
+                    "began. append finishes what was there and goes on with the new lines; overwrite starts anew"
                 )
             return
         if differing:
             told = "; ".join(f"{name}: {known.get(name)!r} then, {self.job.get(name)!r} now" for name in differing)
             raise InputError(
-                f"{self.name} belongs to a job that differs ({told}): give the same settings, another output, or overwrite"
+                f"{self.name} belongs to a job that differs ({told}): "
+                "give the same settings, another output, or overwrite"
             )
 
     def _verify(self, blocks: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:

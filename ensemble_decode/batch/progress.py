@@ -35,8 +35,8 @@ def describe(counts: Counts) -> str:
 def left(done: int, lines: int, counts: Counts) -> float | None:
     """Seconds that the rest takes at the run's pace so far; None while there is no telling.
 
-    The first rows to end say little: they are the shortest of those that run side by side, or end together with all of them. A
-    pace is known when as many rows have been written to their end as run at once. Rows in error count as rows, but take no time.
+    The first rows to end say little: they are the shortest of those that run side by side, or end together with all of
+    them. A pace is known when as many rows have been written to their end as run at once.
 
     Args:
         done: Lines that have their result.

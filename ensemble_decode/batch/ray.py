@@ -1,4 +1,4 @@
-"""A batch job over many machines with Ray Data: one actor per set of devices; the process that began the job writes the results."""
+"""A batch job over many machines with Ray Data: actors decode, and the process that began the job writes the results."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class EnsembleWorker:
             batch: The columns ``number`` (of the line, from 1) and ``raw`` (its JSON as bytes).
 
         Returns:
-            The columns ``number``, ``result`` (a line of output as bytes), ``kind`` (of its error, "" for none) and ``counts`` (of
-            the whole batch, as JSON, in its first row; "" in the others). A bad line is an error row.
+            The columns ``number``, ``result`` (a line of output as bytes), ``kind`` (of its error, "" for none) and
+            ``counts`` (of the whole batch, as JSON, in its first row; "" in the others). A bad line is an error row.
 
         Raises:
             InputError: The job is strict and a line is bad.
@@ -109,8 +109,8 @@ class EnsembleWorker:
 def run_ray(job: Job, watcher: Watcher, workers: Workers | None = None, address: str | None = None) -> Summary:
     """Run a job, or go on with it, on a Ray cluster.
 
-    This process reads the input and writes the output, under the same manifest as ``run_local``; the two may take turns at one
-    job. Ray Data holds back what actors are not ready for, starts actors that die again, and repeats the batches that they had.
+    This process reads the input and writes the output, under the same manifest as ``run_local``; the two may take turns
+    at one job. Ray Data holds back what actors are not ready for, starts dead actors again, and repeats their batches.
 
     Args:
         job: The job. Names of models must mean the same on every machine.

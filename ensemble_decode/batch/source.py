@@ -87,8 +87,8 @@ class Source:
             start.drain()
             if count != self.lines or (start.digest() != self.identity["sha256"]):
                 raise InputError(
-                    f"{self.name} was changed while the job ran, in what it held when the job began. Put it back and run "
-                    "the same command again, or begin anew with overwrite"
+                    f"{self.name} was changed while the job ran, in what it held when the job began. Put it back and "
+                    "run the same command again, or begin anew with overwrite"
                 )
 
     def has_grown(self) -> bool:
@@ -196,7 +196,7 @@ def open_source(path: Path, note: Callable[[str], None]) -> Iterator[Source]:
 
 
 def _named(path: Path) -> str:
-    """A pipe's name, where it tells a format; pipes that the shell makes (``<(zcat in.gz)``) have none, and hold JSONL."""
+    """A pipe's name, where it tells a format. The shell's pipes (``<(zcat in.gz)``) have none, and hold JSONL."""
     try:
         format_of(path)
     except InputError:

@@ -106,7 +106,8 @@ class Summary:
                 + (f"; {reused} tokens of prompts copied from rows that begin alike" if reused else "")
             )
         out.append(
-            f"forward {run['seconds_forward']:.1f} s, fusion {run['seconds_fusion']:.1f} s, host {run['seconds_host']:.1f} s"
+            f"forward {run['seconds_forward']:.1f} s, fusion {run['seconds_fusion']:.1f} s, "
+            f"host {run['seconds_host']:.1f} s"
         )
         limit = run["cache_limit_bytes"]
         peak = f"caches: {run['cache_peak_bytes'] / 2**20:.1f} MiB at most"

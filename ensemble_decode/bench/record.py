@@ -54,7 +54,7 @@ class Record:
         """As JSON, whole or not at all."""
         content = {"schema": SCHEMA, **asdict(self)}
         part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         part.replace(path)
 
     @classmethod

@@ -190,7 +190,7 @@ def quality(
     ensemble = loading.Loading(model or DEMO, device=device, dtype=dtype).load(Console(stderr=True))
     found = evaluate(ensemble, held_out(), questions=questions, seed=seed)
     if json_file is not None:
-        json_file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        json_file.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     print_tables(quality_tables(found))
 
 

@@ -33,7 +33,7 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="As one JSON objec
     if as_json:
         import json
 
-        console.file.write(json.dumps(facts, indent=1) + "\n")
+        console.file.write(json.dumps(facts, indent=1, allow_nan=False) + "\n")
         return
     for title in ("versions", "machine", "devices"):
         table = Table(title=title, title_justify="left", show_header=False)

@@ -62,7 +62,9 @@ def _first_word(word: str) -> str:
 def write_questions(path: Path, count: int = 24, seed: int = 0) -> Path:
     """``questions`` as a file of JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in questions(count, seed)), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps(line, allow_nan=False) + "\n" for line in questions(count, seed)), encoding="utf-8"
+    )
     return path
 
 
@@ -92,7 +94,7 @@ def shortened(folder: Path, spec: str = MODELS[0], without: Sequence[int] = WITH
             for file in source.iterdir():
                 if file.name not in (_CONFIG, _WEIGHTS):
                     shutil.copy(file, work)
-            (work / _CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+            (work / _CONFIG).write_text(json.dumps(config, indent=2, allow_nan=False), encoding="utf-8")
             tensors = {}
             for name, tensor in load_file(source / _WEIGHTS).items():
                 layer = _LAYER.match(name)

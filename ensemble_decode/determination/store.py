@@ -62,7 +62,7 @@ class Log:
 
     def _write(self, record: Mapping[str, Any]) -> None:
         assert self._file is not None, "a log is written inside 'with'"
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._file.write(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n")
         self._file.flush()
 
 

@@ -19,8 +19,8 @@ def test_a_summary_as_text():
     summary = Summary("in", "out", 5, {"line": 1, "field": 2})
     assert summary.lines() == ["5 rows in out, 3 of them errors (2 field, 1 line)", "nothing was left to do"]
     counts = Counts(
-        rows=4, tokens=40, ensembled=10, drafted=8, accepted=4, seconds=2.0, rounds=9, forwards=[3, 4], forwarded=[30, 40],
-        prefix_tokens_reused=[0, 7], forward_seconds=[0.5, 0.25], peak_cache_bytes=1 << 20,
+        rows=4, tokens=40, ensembled=10, drafted=8, accepted=4, seconds=2.0, rounds=9, forwards=[3, 4],
+        forwarded=[30, 40], prefix_tokens_reused=[0, 7], forward_seconds=[0.5, 0.25], peak_cache_bytes=1 << 20,
     )  # fmt: skip
     summary.count(counts, ["a", "b"], [1 << 20, 1 << 20])
     assert "4 rows, 40 tokens in 2.0 s: 20.0 tokens/s, 2.00 rows/s" in summary.lines()[1]

@@ -98,7 +98,7 @@ def _remembered_sha256(path: Path) -> str:
     with suppress(ModelError, OSError), exclusive(note.parent):  # a cache that can only be read: hashed every time
         entries = _read_json(note) | {str(path): {"seen": seen, "sha256": digest}}
         partial = note.with_suffix(".partial")
-        partial.write_text(json.dumps(entries))
+        partial.write_text(json.dumps(entries, allow_nan=False))
         partial.replace(note)
     return digest
 
@@ -144,7 +144,7 @@ def _convert(path: Path, name: str, target: Path) -> None:
             ) from error
         tokenizer.save_pretrained(work)
         doubts += doubts_of_saved(work, listed)
-        (work / _NOTE).write_text(json.dumps({"source": path.name, "warnings": doubts}, indent=1))
+        (work / _NOTE).write_text(json.dumps({"source": path.name, "warnings": doubts}, indent=1, allow_nan=False))
 
 
 def _working_dtype(reader: Any) -> Any:
