@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ensemble_decode.version import __version__
 
 if TYPE_CHECKING:
-    from ensemble_decode.decode.prompts import TokenPrompt
-    from ensemble_decode.decode.requests import BatchRequest
+    from ensemble_decode.decode.prompts import Rendering, TokenPrompt
+    from ensemble_decode.decode.requests import BatchRequest, BatchResult
+    from ensemble_decode.decode.session import Generation, Session
     from ensemble_decode.determination import Recommendation, Report, Rules, determine
     from ensemble_decode.ensemble import Ensemble
     from ensemble_decode.errors import (
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from ensemble_decode.vocab.model import ModelVocab
 
 _HOME = {
+    **dict.fromkeys(("BatchRequest", "BatchResult"), "decode.requests"),
+    **dict.fromkeys(("Generation", "Session"), "decode.session"),
+    **dict.fromkeys(("Rendering", "TokenPrompt"), "decode.prompts"),
     "BatchRequest": "decode.requests",
     "TokenPrompt": "decode.prompts",
     **dict.fromkeys(("Recommendation", "Report", "Rules", "determine"), "determination"),
@@ -61,6 +65,7 @@ __all__ = [
     "SAFE",
     "AlignedVocab",
     "BatchRequest",
+    "BatchResult",
     "CacheError",
     "CacheLimitError",
     "Completion",
@@ -69,15 +74,18 @@ __all__ = [
     "Ensemble",
     "EnsembleError",
     "GaC",
+    "Generation",
     "InputError",
     "MaxProb",
     "ModelError",
     "ModelVocab",
     "Recommendation",
+    "Rendering",
     "Report",
     "Rules",
     "Sampling",
     "SegmentRound",
+    "Session",
     "Sharpen",
     "Single",
     "SpecFuse",

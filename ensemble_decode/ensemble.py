@@ -27,6 +27,7 @@ from ensemble_decode.vocab.aligned import AlignedVocab
 if TYPE_CHECKING:
     from ensemble_decode.decode.batch_run import BatchRun
     from ensemble_decode.decode.requests import Order
+    from ensemble_decode.decode.session import Session
 
 GREEDY = Sampling()
 
@@ -266,6 +267,49 @@ class Ensemble:
             rendering=Rendering(chat, system, add_generation_prompt, continue_final_message, chat_template_kwargs),
             live=live,
         )
+
+    def session(
+        self,
+        *,
+        method: Method | None = None,
+        max_new_tokens: int = 128,
+        stop: str | bytes | Sequence[str | bytes] | None = None,
+        sampling: Sampling = GREEDY,
+        batch_size: int = 32,
+        memory: int | float | str | None = None,
+        prefill_tokens: int = PREFILL_TOKENS,
+        chat: ChatMode = "template",
+        system: SystemMode = "error",
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] | None = None,
+    ) -> Session:
+        """Open a batch that rows join and leave at any time, from any thread and from coroutines.
+
+        Args:
+            method: As in ``generate``, of requests that ask for no other; so with the arguments below.
+            max_new_tokens: As in ``generate``.
+            stop: As in ``generate``.
+            sampling: As in ``generate``.
+            batch_size: As in ``generate``.
+            memory: As in ``generate_batch``.
+            prefill_tokens: As in ``generate_batch``.
+            chat: As in ``generate``.
+            system: As in ``generate``.
+            add_generation_prompt: As in ``generate``.
+            continue_final_message: As in ``generate``.
+            chat_template_kwargs: As in ``generate``.
+
+        Raises:
+            InputError: An argument that no row could use.
+        """
+        from ensemble_decode.decode.session import Session
+
+        rendering = Rendering(chat, system, add_generation_prompt, continue_final_message, chat_template_kwargs)
+        defaults = Defaults.make(method or UniTE(), max_new_tokens, stop, sampling, rendering)
+        participants(defaults.method, self.runners)
+        limits = cache_limits(self.runners, memory)
+        return Session(self._models, defaults, batch_size=batch_size, limits=limits, prefill_tokens=prefill_tokens)
 
     # -- below a call ------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from ensemble_decode.errors import CacheLimitError, ContextError, EnsembleError, InputError, ModelError
 
-FinishReason = Literal["stop", "length", "error"]
+FinishReason = Literal["stop", "length", "error", "cancelled"]
 # a line that cannot be read; a field with a wrong value; a prompt that cannot be used; one too long for a context;
 # logits that
 # nothing can be chosen from; memory that does not hold even this row alone
@@ -107,7 +107,7 @@ class Completion:
         data: The exact bytes of it.
         token_ids: The primary's ids, with its END id last where END ended the row. After a stop string they are the ids
             whose bytes lie wholly before the cut.
-        finish_reason: "stop" (END or a stop string), "length" (``max_new_tokens`` or a full context) or "error".
+        finish_reason: "stop" (END or a stop string), "length" (``max_new_tokens`` or a full context) "error"; or, in a session, "cancelled".
         stop_reason: The stop string, as it was given; or the primary's EOS id; None otherwise, and for END where the
             primary has no EOS id.
         index: The place of its prompt among the prompts of the call.

@@ -1,5 +1,8 @@
 """The examples run as they stand and do what they say."""
 
+import ast
+import math
+import re
 import runpy
 from pathlib import Path
 
@@ -14,7 +17,15 @@ def test_plain_logits_are_fused_without_a_decoder(capsys):
     runpy.run_path(str(EXAMPLES / "fuse_plain_logits.py"), run_name="__main__")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [f"row {row}" for row in range(4)]
-    assert all("E max 0." in line or "E max 1." in line for line in lines)
+    found = [
+        re.fullmatch(r"row \d: +(\S+) +primary id +(\d+)  E max (\S+)  JS (\S+) nats  (.+)", line) for line in lines
+    ]
+    for shown, primary, most, js, how in (match.groups() for match in found):
+        assert shown == "END" or ast.literal_eval(shown)
+        assert 0 <= int(primary) < 256 + 3
+        assert 0 < float(most) <= 1
+        assert 0 <= float(js) <= math.log(2) + 1e-3
+        assert how == ("fused" if float(js) > 0.05 else "the primary alone")
 
 
 @pytest.mark.real

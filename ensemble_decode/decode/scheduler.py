@@ -224,6 +224,14 @@ class Scheduler:
         for member in self.members:
             member.forget()
 
+    def drop(self, row: Row) -> None:
+        """Let go of a row that nobody wants any more, wherever it is."""
+        self._close(row)
+        self.active = [other for other in self.active if other is not row]
+        self._reading = [other for other in self._reading if other is not row]
+        if row in self._waiting:
+            self._waiting.remove(row)
+
     def _close(self, row: Row) -> None:
         for m, slot in enumerate(row.slots):
             if slot is not None:

@@ -286,6 +286,10 @@ class Row:
         """Some model's context holds nothing more."""
         self.finish_reason = "length"
 
+    def cancel(self) -> None:
+        """Nobody wants the row any more."""
+        self.finish_reason = "cancelled"
+
     def fail(self, message: str, kind: ErrorKind = "model") -> None:
         """End the row with an error."""
         self.finish_reason, self.error, self.error_kind = "error", message, kind
