@@ -107,7 +107,8 @@ class Completion:
         data: The exact bytes of it.
         token_ids: The primary's ids, with its END id last where END ended the row. After a stop string they are the ids
             whose bytes lie wholly before the cut.
-        finish_reason: "stop" (END or a stop string), "length" (``max_new_tokens`` or a full context) "error"; or, in a session, "cancelled".
+        finish_reason: "stop" (END or a stop string), "length" (``max_new_tokens`` or a full context) or "error"; in a
+            session also "cancelled".
         stop_reason: The stop string, as it was given; or the primary's EOS id; None otherwise, and for END where the
             primary has no EOS id.
         index: The place of its prompt among the prompts of the call.

@@ -3,13 +3,12 @@
 from collections.abc import Iterator
 
 import ensemble_decode as ed
-from ensemble_decode.decode.requests import BatchRequest
 
 
-def requests() -> Iterator[BatchRequest]:
+def requests() -> Iterator[ed.BatchRequest]:
     """Read only as there is room: this could as well come from a database."""
     for number in range(40):
-        yield BatchRequest(
+        yield ed.BatchRequest(
             f"Question: what is {number} + {number}?\nAnswer:",
             max_new_tokens=4 if number % 4 else 24,
             stop="\n",
@@ -25,7 +24,8 @@ def main() -> None:
         print(result.request.tag, repr(result.completion.text), result.error_kind or result.completion.finish_reason)
     counts = run.counts
     print(
-        f"{counts.rows} rows, {counts.tokens / counts.seconds:.1f} tokens/s, {counts.peak_cache_bytes / 2**20:.0f} MiB at most"
+        f"{counts.rows} rows, {counts.tokens / counts.seconds:.1f} tokens/s, "
+        f"{counts.peak_cache_bytes / 2**20:.0f} MiB at most"
     )
 
 

@@ -22,9 +22,6 @@ from ensemble_decode.outputs import ErrorKind
 from ensemble_decode.settings import Limits, Sampling
 from ensemble_decode.vocab.aligned import AlignedVocab
 
-# What a request of the wrong types may raise on its way to a row: an error of that row alone.
-_UNUSABLE = (EnsembleError, TypeError, ValueError, AttributeError, OverflowError)
-
 
 @dataclass(frozen=True)
 class Defaults:
@@ -163,7 +160,7 @@ class Models:
             check_prompt_type(prompt)
             for m in used:
                 ids[m] = self._prompt_ids(m, prompt, rendering)
-        except _UNUSABLE as error:
+        except EnsembleError as error:
             return self._failed(request, method, used, error, "prompt")
         request.prompt_ids = ids
         row = self._row(request, method, used)

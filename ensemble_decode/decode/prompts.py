@@ -195,7 +195,8 @@ def _template_ids(
 ) -> list[int]:
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
-            f"{name} has no chat template: pass chat='plain' to send the messages' contents without one, or a text prompt"
+            f"{name} has no chat template: pass chat='plain' to send the messages' contents without one, "
+            "or a text prompt"
         )
 
     def apply(chat: Chat) -> list[int]:

@@ -145,7 +145,7 @@ class Session:
     """Rows of one batch that callers add, stream and cancel at any time, from any thread and from coroutines.
 
     One thread runs the rows; they join and leave between its rounds, which take turns with other calls on the ensemble.
-    A session is closed by ``close``, at the end of a ``with`` or ``async with`` block, and when nobody holds it any more.
+    A session is closed by ``close``, at the end of a ``with`` or ``async with`` block, and when nobody holds it.
 
     Args:
         models: The models.
@@ -171,8 +171,8 @@ class Session:
         """Add a row. It returns at once.
 
         Args:
-            request: A prompt as ``Ensemble.generate`` takes it, or a ``BatchRequest`` with settings of its own. Without a
-                seed of its own its draws are keyed by its place in the session.
+            request: A prompt as ``Ensemble.generate`` takes it, or a ``BatchRequest`` with settings of its own. Without
+                a seed of its own its draws are keyed by its place in the session.
 
         Returns:
             The row, to iterate over and to wait for. Dropping it cancels the row.
