@@ -39,6 +39,7 @@ class Meter:
 
     @property
     def reports(self) -> bool:
+        """Whether a device in use reports its energy."""
         return bool(self._handles)
 
     def read(self) -> float:

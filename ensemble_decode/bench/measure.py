@@ -84,6 +84,7 @@ class Run:
         self.tokens += event.tokens
 
     def sample(self) -> Sample:
+        """What the session took, as a sample."""
         spent = self.session.spent()
         counted = sum(spent.forward) + spent.fusion
         host = self.seconds - counted if spent.host is None else spent.host
@@ -127,6 +128,7 @@ class Cell:
         return [pick(sample) for sample in self.samples]
 
     def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
         return asdict(self)
 
 

@@ -26,10 +26,12 @@ class Share(NamedTuple):
 
     @property
     def mean(self) -> float:
+        """The mean over all items."""
         return sum(self.right) / len(self.right)
 
     @property
     def interval(self) -> tuple[float, float]:
+        """Its 95 % interval, by the bootstrap."""
         return bootstrap([float(r) for r in self.right], lambda v: sum(v) / len(v))
 
 
@@ -41,10 +43,12 @@ class Text(NamedTuple):
 
     @property
     def mean(self) -> float:
+        """The mean over all items."""
         return sum(self.bits) / sum(self.sizes)
 
     @property
     def interval(self) -> tuple[float, float]:
+        """Its 95 % interval, by the bootstrap."""
         pairs = list(zip(self.bits, self.sizes, strict=True))
         return bootstrap(pairs, lambda v: sum(b for b, _ in v) / sum(n for _, n in v))
 

@@ -48,6 +48,7 @@ class Record:
         return cls(facts)
 
     def suite(self, name: str) -> list[Cell]:
+        """The cells of one suite, in the order of measuring."""
         return [cell for cell in self.cells if cell.suite == name]
 
     def write(self, path: Path) -> None:

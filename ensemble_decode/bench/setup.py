@@ -40,6 +40,7 @@ class Bench:
 
     @property
     def names(self) -> list[str]:
+        """The names of the models, in order."""
         return [model.name for model in self.ensemble.vocab.models]
 
     def subject(self, name: str) -> list[Subject]:

@@ -48,7 +48,8 @@ class Session(Protocol):
 
     def __iter__(self) -> Iterator[list[Event]]: ...
 
-    def spent(self) -> Spent: ...
+    def spent(self) -> Spent:
+        """What the session has spent so far."""
 
 
 class Subject(Protocol):
@@ -96,6 +97,7 @@ class EnsembleSession:
             rounds.close()  # type: ignore[attr-defined]
 
     def spent(self) -> Spent:
+        """What the session has spent so far."""
         done = [row.completion() for row in self._rows]
         failed = [row.error for row in done if row.error]
         if failed:
@@ -124,9 +126,11 @@ class MethodSubject:
     kind: str = "method"
 
     def refusal(self, batch: int) -> str | None:
+        """None: every batch size runs."""
         return None
 
     def start(self, prompts: Sequence[str], tokens: int) -> EnsembleSession:
+        """A session that writes ``tokens`` tokens behind each prompt."""
         return EnsembleSession(self.ensemble, self.method, prompts, tokens)
 
 

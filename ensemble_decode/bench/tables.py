@@ -22,6 +22,8 @@ SUITES = {
 
 
 class Table(NamedTuple):
+    """A table of results: title, head and rows, as text."""
+
     title: str
     columns: list[str]
     rows: list[list[str]]

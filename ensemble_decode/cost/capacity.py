@@ -34,6 +34,7 @@ class Capacity:
 
     @property
     def bytes_per_token(self) -> float:
+        """Bytes of KV cache that one token of one row takes in all models together."""
         return sum(shape.cache_bytes_per_token for shape in self.shapes)
 
 
@@ -65,6 +66,7 @@ def _config(spec: str) -> Any:
 
 
 def device_named(name: str) -> Device:
+    """A device of the data sheets by its name; ``InputError`` where there is none."""
     if name not in DEVICES:
         raise InputError(f"device {name!r} is not known; there are {', '.join(DEVICES)}")
     return DEVICES[name]

@@ -67,6 +67,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
+        """Seconds per token, all parts together."""
         return sum(self.parts.values())
 
     @property

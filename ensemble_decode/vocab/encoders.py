@@ -16,9 +16,11 @@ from ensemble_decode.vocab.token_bytes import TokenTable, component, rust_tokeni
 class TextEncoder(Protocol):
     """Text to ids by the model's own rules: no BOS, no dummy prefix space, no special tokens in the text."""
 
-    def encode(self, text: str) -> list[int]: ...
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens."""
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]: ...
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several texts."""
 
     def words(self, text: str) -> tuple[list[int], list[int | None]]:
         """The ids and, for each, the number of the pre-token it comes from."""
@@ -102,9 +104,11 @@ class RustEncoder:
         return [self._renumbered.get(index, index) for index in ids]
 
     def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens."""
         return self._own_ids(self._rust.encode(text, add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several texts."""
         out: list[list[int]] = []
         for start in range(0, len(texts), 32768):  # bounds the memory that the library's own records take
             found = self._rust.encode_batch_fast(list(texts[start : start + 32768]), add_special_tokens=False)
@@ -112,6 +116,7 @@ class RustEncoder:
         return out
 
     def words(self, text: str) -> tuple[list[int], list[int | None]]:
+        """The ids of a text, and which pre-token each belongs to (None: unknown)."""
         found = self._rust.encode(text, add_special_tokens=False)
         return self._own_ids(found.ids), found.word_ids
 
@@ -125,12 +130,15 @@ class TiktokenEncoder:
         self._compiled = regex.compile(self.pattern)
 
     def encode(self, text: str) -> list[int]:
+        """The ids of a text, without special tokens."""
         return list(self._encoding.encode_ordinary(text))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of several texts."""
         return [self.encode(text) for text in texts]
 
     def words(self, text: str) -> tuple[list[int], list[int | None]]:
+        """The ids of a text, and which pre-token each belongs to (None: unknown)."""
         ids = self.encode(text)
         ends = []
         end = 0

@@ -27,6 +27,7 @@ class Restart:
 
     @property
     def pairwise(self) -> bool:
+        """Whether restarts rest on neighbouring tokens rather than on pre-tokens."""
         return self.reach is None
 
 

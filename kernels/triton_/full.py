@@ -61,6 +61,7 @@ def full_decide_kernel(
     MODELS: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
+    """Combine the chunks of the mean; decide gate, aggregate and sharpening of each row."""
     row = tl.program_id(0).to(tl.int64)
     model = tl.arange(0, MODELS)
     at = tl.arange(0, CHUNKS)
@@ -147,6 +148,7 @@ def full_decide_kernel(
 def full_sharpen_kernel(
     settings, mean_ptr, other_ptr, stride, chunks, tops_ptr, boost_ptr, k, state_ptr, totals_ptr, best_ptr
 ):
+    """Sharpen the distribution in place, and find its best candidate per chunk."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     start = chunk * SPAN
@@ -189,6 +191,7 @@ def full_sharpen_kernel(
 def full_normalise_kernel(
     settings, mean_ptr, other_ptr, stride, chunks, totals_ptr, state_ptr, maxima_ptr, groups, CHUNKS: tl.constexpr
 ):
+    """Divide by the total, and note the maxima of groups for the selection."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     at = tl.arange(0, CHUNKS)

@@ -96,6 +96,7 @@ def full_sums_kernel(
     MODELS: tl.constexpr,
     EOS: tl.constexpr,
 ):
+    """The sums that renormalise each model over the candidates it has."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     cids = chunk * SPAN + tl.arange(0, SPAN)
@@ -139,6 +140,7 @@ def full_mean_kernel(
     CHUNKS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
+    """The weighted means of the models over every candidate, by chunks."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     model = tl.arange(0, MODELS)

@@ -74,6 +74,7 @@ def _kth_place(log_ptr, stride, bound, k):
 
 @triton.jit
 def full_filter_kernel(log_ptr, stride, settings, state_ptr, bounds_ptr):
+    """The bounds of top-k, top-p and min-p in each row."""
     row = tl.program_id(0).to(tl.int64)
     if tl.load(settings.temperature + row) > 0.0:
         log_ptr += row * stride
@@ -111,6 +112,7 @@ def full_filter_kernel(log_ptr, stride, settings, state_ptr, bounds_ptr):
 
 @triton.jit
 def full_gumbel_kernel(log_ptr, stride, settings, state_ptr, bounds_ptr, chunks, scores_ptr, places_ptr):
+    """The Gumbel maximum of each chunk over what the filters leave."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     if tl.load(settings.temperature + row) > 0.0:

@@ -34,6 +34,7 @@ def effective_weights(weights, present):
 
 @triton.jit
 def normalised(x):
+    """``x`` divided by its sum; zeros where the sum is 0."""
     total = tl.sum(x, axis=0)
     return tl.where(total > 0.0, x / tl.where(total > 0.0, total, 1.0), 0.0)
 
@@ -86,6 +87,7 @@ def divergences(p, weights):
 
 @triton.jit
 def kl_terms(p, mix):
+    """The terms of KL(p || mix), 0 where p is 0."""
     both = tl.minimum(p, mix) > 0.0
     return tl.where(both, p * (tl.log(tl.where(both, p, 1.0)) - tl.log(tl.where(both, mix, 1.0))), 0.0)
 

@@ -32,6 +32,7 @@ def fuse_candidates_kernel(
     MODELS: tl.constexpr,
     UNION: tl.constexpr,
 ):
+    """One program per row: aggregate, gate, sharpen, choose."""
     row = tl.program_id(0).to(tl.int64)
     model = tl.arange(0, MODELS)
     at = tl.arange(0, UNION)

@@ -63,6 +63,7 @@ def full_statistics_kernel(
     COLUMNS: tl.constexpr,
     K: tl.constexpr,
 ):
+    """Combine the chunks of every model into its log-sum-exp, entropy and top id."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, K)
     flags = 0
@@ -129,6 +130,7 @@ def full_finish_kernel(
     COLUMNS: tl.constexpr,
     K: tl.constexpr,
 ):
+    """The choice and the most probable candidates of each row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, K)
     probs_ptr += row * stride

@@ -129,6 +129,7 @@ def fuse_step_kernel(
     COLUMNS: tl.constexpr,
     K: tl.constexpr,
 ):
+    """One program per row: union, scores, aggregate, gate, sharpen, choose."""
     row = tl.program_id(0).to(tl.int64)
     width = M * k
     model = tl.arange(0, MODELS)

@@ -30,6 +30,7 @@ def gather_candidates_kernel(
     EOS: tl.constexpr,
     UNION: tl.constexpr,
 ):
+    """The scores of one block of candidates."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * UNION + tl.arange(0, UNION)
     cids = tl.load(cids_ptr + row * cids_stride + at, mask=at < n, other=-1)

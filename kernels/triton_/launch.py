@@ -66,6 +66,7 @@ def limit_reason(operator: str, args: tuple[Any, ...]) -> str | None:
 
 
 def next_power_of_two(n: int) -> int:
+    """The least power of two that is at least ``n``."""
     return 1 << max(n - 1, 0).bit_length()
 
 
@@ -94,14 +95,17 @@ class Stream(NamedTuple):
 
     @property
     def batch(self) -> int:
+        """Rows."""
         return self.logits[0].shape[0]
 
     @property
     def models(self) -> int:
+        """Models."""
         return len(self.logits)
 
     @property
     def rows(self) -> Rows:
+        """The logits and masks as kernels take them."""
         return Rows(self.logits, self.strides, self.vocab, self.allowed, self.allowed_strides)
 
 
@@ -165,6 +169,7 @@ class Tables(NamedTuple):
 
 
 def vocab_tables(vocab: VocabTensors) -> Tables:
+    """The tables of a vocabulary as kernels take them."""
     fields = (vocab.to_cid, vocab.exact_id, vocab.piece_id, vocab.eos_ids)
     return Tables(*(tuple(table.contiguous() for table in tables) for tables in fields))
 

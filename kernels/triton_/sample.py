@@ -13,6 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def log_tempered(p, temperature):
+    """``log p / temperature``, −inf where p is 0."""
     return tl.where(p > 0.0, tl.log(tl.where(p > 0.0, p, 1.0)) / temperature, float("-inf"))
 
 

@@ -34,6 +34,7 @@ def order_key(x, index):
 
 @triton.jit
 def key_index(key):
+    """The index that a packed key holds."""
     return (key & INDEX_MASK).to(tl.int32) ^ INDEX_MASK
 
 

@@ -85,6 +85,7 @@ def stream_kernel(
     MODELS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
+    """One chunk of one row: its maximum, sums, and the maxima of its groups."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     model = tl.program_id(2)

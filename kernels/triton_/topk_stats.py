@@ -40,6 +40,7 @@ def topk_stats_kernel(
     COLUMNS: tl.constexpr,
     K: tl.constexpr,
 ):
+    """Combine the chunks of a row and select its k best."""
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride
     top, log_sum, entropy, flags = merge(partials_ptr + row * chunks * 4, chunks, CHUNKS)

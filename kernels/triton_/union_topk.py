@@ -27,6 +27,7 @@ def union_topk_kernel(
     K: tl.constexpr,
     UNION: tl.constexpr,
 ):
+    """One program per row: map, sort, drop repeats."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, K)
     found_ptr += row * n

@@ -51,6 +51,7 @@ def verify_draft_kernel(
     COLUMNS: tl.constexpr,
     K: tl.constexpr,
 ):
+    """Combine the chunks of a row and read its target."""
     row = tl.program_id(0).to(tl.int64)
     row_ptr = logits_ptr + row * stride
     allowed_ptr += row * allowed_stride

@@ -32,6 +32,7 @@ class ForwardClocks:
 
     @contextmanager
     def on(self) -> Iterator[None]:
+        """The hooks are in place inside."""
         handles = [handle for m, model in enumerate(self.models) for handle in self._hook(m, model)]
         try:
             yield
@@ -69,6 +70,7 @@ class OnlyText(LogitsProcessor):
         self.banned = torch.tensor(sorted(special_ids(tokenizer) | set(range(len(tokenizer), size))))
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """The scores with every end masked."""
         if scores.shape[-1] == self.size:  # assisted generation asks for the drafting model's logits too
             scores[:, self.banned.to(scores.device)] = -float("inf")
         return scores

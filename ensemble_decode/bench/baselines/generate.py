@@ -76,9 +76,11 @@ class TransformersGenerate:
         self.name, self.label = f"generate-{model}", f"transformers generate, {loaded[model].name} alone"
 
     def refusal(self, batch: int) -> str | None:
+        """Why it cannot run a batch of this size, or None."""
         return None
 
     def start(self, prompts: Sequence[str], tokens: int) -> _Session:
+        """A session that writes ``tokens`` tokens behind each prompt."""
         return _Session(self.loaded, self.model, {}, prompts, tokens)
 
 
@@ -102,11 +104,13 @@ class AssistedGenerate:
         )
 
     def refusal(self, batch: int) -> str | None:
+        """Why it cannot run a batch of this size, or None."""
         if len(self.loaded) != 2 or self.main == self.helper:
             return "assisted generation takes two models, one larger than the other"
         return None if batch == 1 else "assisted generation of transformers runs at batch 1 only"
 
     def start(self, prompts: Sequence[str], tokens: int) -> _Session:
+        """A session that writes ``tokens`` tokens behind each prompt."""
         main, helper = self.loaded[self.main], self.loaded[self.helper]
         extra: dict[str, Any] = {"assistant_model": helper.model}
         if main.model.config.get_text_config().vocab_size != helper.model.config.get_text_config().vocab_size:

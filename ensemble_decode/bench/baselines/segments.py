@@ -90,7 +90,9 @@ class UncachedSegments:
         self.loaded, self.segment_length = loaded, segment_length
 
     def refusal(self, batch: int) -> str | None:
+        """Why it cannot run a batch of this size, or None."""
         return None if batch == 1 else "segment scoring without caches is measured at batch 1"
 
     def start(self, prompts: Sequence[str], tokens: int) -> _Session:
+        """A session that writes ``tokens`` tokens behind each prompt."""
         return _Session(self, prompts, tokens)

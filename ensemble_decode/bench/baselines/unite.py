@@ -128,7 +128,9 @@ class DictionaryUniTE:
         ]
 
     def refusal(self, batch: int) -> str | None:
+        """Why it cannot run a batch of this size, or None."""
         return None if batch == 1 else "the dictionary-based way has no batches"
 
     def start(self, prompts: Sequence[str], tokens: int) -> _Session:
+        """A session that writes ``tokens`` tokens behind each prompt."""
         return _Session(self, prompts, tokens)

@@ -48,6 +48,7 @@ class DemoStatus:
 
     @property
     def fetched(self) -> bool:
+        """Whether its file is in the cache folder."""
         return self.size > 0
 
 

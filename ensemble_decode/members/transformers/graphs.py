@@ -37,6 +37,7 @@ class CompiledSteps:
         self._seen: set[tuple[Any, ...]] = set()
 
     def __call__(self, step: Step) -> torch.Tensor:
+        """Run a step, captured where its shape is new."""
         key = signature(step)
         if key in self._seen:
             return self._hidden(step)
