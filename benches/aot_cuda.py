@@ -135,17 +135,20 @@ def table(rows: list[Row]) -> str:
     lines = [
         "# CUDA kernels, compiled ahead of time",
         "",
-        "Written by `python benches/aot_cuda.py --write`; compiled, not run. Fast path: instructions of one thread up to its",
+        "Written by `python benches/aot_cuda.py --write`; compiled, not run. Fast path: instructions of one "
+        "thread up to its",
         "result, per element (at most 13 for 16-bit logits and 28 for float32).",
         "",
-        "| source | logits | target | registers | spilled bytes | stack | shared bytes | 16-byte loads | instructions per element |",
+        "| source | logits | target | registers | spilled bytes | stack | shared bytes | 16-byte loads | "
+        "instructions per element |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for r in rows:
         wide = "" if r.wide_loads is None else f"{r.wide_loads} of {r.expected_wide_loads}"
         count = "" if r.per_element is None else f"{r.per_element:.1f}"
         lines.append(
-            f"| {r.source} | {r.dtype} | {r.target} | {r.registers} | {r.spills} | {r.stack} | {r.shared} | {wide} | {count} |"
+            f"| {r.source} | {r.dtype} | {r.target} | {r.registers} | {r.spills} | {r.stack} | {r.shared} | "
+            f"{wide} | {count} |"
         )
     return "\n".join(lines) + "\n"
 

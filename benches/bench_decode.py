@@ -37,7 +37,8 @@ def unite(ensemble: ed.Ensemble, originals: list[LoadedModel], dtype: str, optio
     variants["pace 32"] = lambda: pace(ensemble, PROMPTS, ed.UniTE(), 2 * tokens, max(3, tokens // 4))
     kept = in_turn(variants, options.rounds)
     table(
-        f"UniTE, {dtype}, {tokens} tokens, {torch.get_num_threads()} threads, medians of {options.rounds} alternating rounds",
+        f"UniTE, {dtype}, {tokens} tokens, {torch.get_num_threads()} threads, medians of {options.rounds} "
+        "alternating rounds",
         [
             (
                 "time per token, batch 1 / sum of the models' own transformers steps",
@@ -119,7 +120,8 @@ def safe(ensemble: ed.Ensemble, originals: list[LoadedModel], dtype: str, option
         ("n = 5: host work at batch 1, % of the time", middle([100 * k["one"].host_share for k in kept]), ""),
     ]
     table(
-        f"SAFE, {dtype}, decode only, {tokens} tokens of each of {len(MIXED)} prompts, {torch.get_num_threads()} threads, "
+        f"SAFE, {dtype}, decode only, {tokens} tokens of each of {len(MIXED)} prompts, "
+        f"{torch.get_num_threads()} threads, "
         f"medians of {options.rounds} alternating rounds",
         rows,
     )

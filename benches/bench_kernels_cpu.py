@@ -188,10 +188,13 @@ def report(rounds: int, with_models: bool, every: bool) -> str:
         "# The operators on a CPU",
         "",
         f"{platform.machine()}, {torch.get_num_threads()} threads, {isa}, torch {torch.__version__}. Written by "
-        "`python benches/bench_kernels_cpu.py`; compare ratios, not times. The machine's read bandwidth is that of a plain "
-        f"read of {READ_BYTES >> 20} MiB in the same rounds; hot logits lie in the last-level cache, which may be faster.",
+        "`python benches/bench_kernels_cpu.py`; compare ratios, not times. The machine's read bandwidth is "
+        "that of a plain "
+        f"read of {READ_BYTES >> 20} MiB in the same rounds; hot logits lie in the last-level cache, which may "
+        "be faster.",
         "",
-        "| logits | provider | median ms | × torch | MB | GB/s | share of the machine's read bandwidth | of a plain read of these |",
+        "| logits | provider | median ms | × torch | MB | GB/s | share of the machine's read bandwidth | of a "
+        "plain read of these |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     table = providers(every)

@@ -1,4 +1,5 @@
-"""What a round of SpecFuse costs, against its own forwards and against running every prefix again; alternating in one process.
+"""What a round of SpecFuse costs, against its own forwards and against running every prefix again; alternating in one
+process.
 
     python benches/bench_specfuse.py round         # a round / its drafting and scoring forwards
     python benches/bench_specfuse.py candidates    # scoring M candidates / scoring one; a tree, extra rows, one by one
@@ -60,7 +61,8 @@ def some_ids(count: int, seed: int) -> list[int]:
 
 
 def bench_round(ensemble: ed.Ensemble, options: argparse.Namespace) -> None:
-    """A round of one row, and next to it nothing but the forwards that it cannot do without, through the same runners."""
+    """A round of one row, and next to it nothing but the forwards that it cannot do without, through the same
+    runners."""
     length, models = options.segment_length, len(ensemble.runners)
     method = ed.SpecFuse(segment_length=length, exit_threshold=0.0, trim="none")
     counting = ", ".join(map(str, range(1, 40)))  # a text that models go on with
@@ -233,7 +235,8 @@ def main() -> None:
         torch.set_num_threads(options.threads)
     ensemble = ed.Ensemble.load(options.models, dtype=options.dtype)
     print(
-        f"{', '.join(options.models)}, {ensemble.runners[0].dtype}, {torch.get_num_threads()} threads, {options.clock} clock"
+        f"{', '.join(options.models)}, {ensemble.runners[0].dtype}, {torch.get_num_threads()} threads, "
+        f"{options.clock} clock"
     )
     parts = {"round": bench_round, "candidates": bench_candidates, "batch": bench_batch, "growth": bench_growth}
     parts[options.part](ensemble, options)

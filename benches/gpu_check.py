@@ -110,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines = [
         f"# Operators on {card}\n",
         "Made by `python benches/gpu_check.py`. Before anything was measured, every operator equalled the reference:",
-        f"vocabularies {', '.join(map(str, plan.checked))}, {', '.join(plan.dtypes)}, all settings mixed over {plan.rows} rows.",
+        f"vocabularies {', '.join(map(str, plan.checked))}, {', '.join(plan.dtypes)}, all settings mixed over "
+        f"{plan.rows} rows.",
         "One step over two bfloat16 models, k = 10, medians of CUDA graph replays; cold: the L2 cache is overwritten",
         "before every replay.\n",
         *measure(plan, device),

@@ -70,7 +70,8 @@ def main() -> None:
     draft = seconds(ensemble.runners[0], 1)
     verify = {n: seconds(ensemble.runners[1], n) for n in range(1, LONGEST + 1)}
     print(
-        f"{options.models[0]} drafts, {options.models[1]} reads; {options.dtype}, {torch.get_num_threads()} threads. One verification / one "
+        f"{options.models[0]} drafts, {options.models[1]} reads; {options.dtype}, {torch.get_num_threads()} "
+        "threads. One verification / one "
         f"draft step: {', '.join(f'n = {n}: {verify[n] / draft:.2f}' for n in (1, 3, 5, 8, 16))}"
     )
     costs: dict[str, dict[int | str, float]] = {}

@@ -17,8 +17,8 @@ LARGEST_TOP_K = 2**31 - 1  # more than any vocabulary; the operators count in 64
 class Sampling(Options):
     """How a token is chosen from a distribution.
 
-    The filters act in the order of transformers: temperature, ``top_k``, ``top_p``, ``min_p``. A result depends on (seed, row, step)
-    alone, never on the batch.
+    The filters act in the order of transformers: temperature, ``top_k``, ``top_p``, ``min_p``. A result depends on
+    (seed, row, step) alone, never on the batch.
 
     Args:
         temperature: Logits are divided by this; 0 is greedy.

@@ -1,6 +1,7 @@
 """Fused operators over batched logits: no model, no tokenizer, tensors in, tensors out."""
 
-# In the root of a checkout Python finds this folder as `kernels`, the name of a package that transformers looks for and imports.
+# In the root of a checkout Python finds this folder as `kernels`, the name of a package that transformers looks for and
+# imports.
 # There it stays empty: transformers then goes on without that package, and no operator is registered twice.
 if __name__ != "kernels":
     from ensemble_decode.kernels.dispatch import ImplementationError, status, trace_calls, use

@@ -37,7 +37,8 @@ def prediction_table(
         rows.append(row)
     models = " + ".join(f"{shape.name} at {8 * shape.weight_bytes:g} bits" for shape in shapes)
     return Table(
-        f"PREDICTED, not measured: {name + ': ' if name else ''}{models}, batch {batch}, {prompt} + {tokens} tokens, both models on one card",
+        f"PREDICTED, not measured: {name + ': ' if name else ''}{models}, batch {batch}, {prompt} + {tokens} "
+        "tokens, both models on one card",
         ["card", "first model alone, ms between tokens", *METHODS],
         rows,
     )

@@ -84,7 +84,8 @@ def join(records: Sequence[Record]) -> Record:
     for other in records[1:]:
         if other.run["id"] != first.run["id"]:
             raise InputError(
-                f"bench report: run {other.run['id'][:8]} cannot be compared with run {first.run['id'][:8]}: their configurations "
+                f"bench report: run {other.run['id'][:8]} cannot be compared with run {first.run['id'][:8]}: "
+                "their configurations "
                 "did not alternate in one process; measure them in one run"
             )
     whole = Record(first.run)

@@ -37,6 +37,7 @@ class Item:
         return self.answer is None
 
     def grade(self, text: str) -> Grade:
+        """The grade of a response to this item."""
         return grader(self.grader)(text, self.answer, self.line)
 
 

@@ -80,6 +80,7 @@ def best_model(scores: Sequence[Sequence[float]]) -> int:
 
 
 def model_figures(name: str, mine: Sequence[Response], best: Sequence[Response], boot: Bootstrap) -> ModelFigures:
+    """The figures of one model from its responses; ``best``: those of the best single model."""
     scores = [one.score for one in mine]
     known = [one.finish_reason for one in mine if one.finish_reason is not None]
     return ModelFigures(

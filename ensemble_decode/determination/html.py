@@ -28,16 +28,19 @@ _CAPTIONS = {
     ),
     "room": (
         "Who is right",
-        "Questions that both models answer rightly, only one, or neither. The parts that only one has right are the room "
+        "Questions that both models answer rightly, only one, or neither. The parts that only one has right "
+        "are the room "
         "that an ensemble has.",
     ),
     "words": (
         "Tokenizers: common words cut alike",
-        "Share of common words whose token boundaries fall on the same bytes. Near 100%, models can vote on every token.",
+        "Share of common words whose token boundaries fall on the same bytes. Near 100%, models can vote on "
+        "every token.",
     ),
     "js": (
         "Response style: distance of the first tokens",
-        "Jensen-Shannon divergence of the next-token distributions at the start of the responses: 0 is the same, 0.69 has "
+        "Jensen-Shannon divergence of the next-token distributions at the start of the responses: 0 is the "
+        "same, 0.69 has "
         "nothing in common.",
     ),
 }
@@ -115,7 +118,8 @@ def _basis(found: Findings) -> list[tuple[str, str]]:
     graders = ", ".join(f"{name} ({count})" for name, count in data["graders"].items())
     stops = f", up to {', '.join(map(repr, generation['stop']))}" if generation["stop"] else ""
     tokenizers = (
-        f"{tokens['words']:,} most frequent words ({tokens['language']}); unions of the {tokens['top_k']} likeliest tokens; "
+        f"{tokens['words']:,} most frequent words ({tokens['language']}); unions of the {tokens['top_k']} "
+        "likeliest tokens; "
         f"drafts of {tokens['draft_length']} tokens"
     )
     return [
@@ -123,13 +127,16 @@ def _basis(found: Findings) -> list[tuple[str, str]]:
         ("Generation", f"greedy, at most {generation['max_new_tokens']} tokens{stops}"),
         (
             "Bootstrap",
-            f"{boot['resamples']} resamples, {boot['confidence']:.0%} intervals, paired over models, seed {boot['seed']}",
+            f"{boot['resamples']} resamples, {boot['confidence']:.0%} intervals, paired over models, seed "
+            f"{boot['seed']}",
         ),
         ("Tokenizers", "not compared: only texts were given" if s["texts_only"] else tokenizers),
         (
             "Rules",
-            f"score within {gap}, mean words within {rules.max_length_ratio:g} times, at least {100 * rules.min_room:g} "
-            f"points of room; answers of up to {rules.short_words:g} words are short, {rules.near_equal:.0%} of words cut "
+            f"score within {gap}, mean words within {rules.max_length_ratio:g} times, at least "
+            f"{100 * rules.min_room:g} "
+            f"points of room; answers of up to {rules.short_words:g} words are short, {rules.near_equal:.0%} "
+            "of words cut "
             "alike is near-equal",
         ),
     ]

@@ -62,6 +62,7 @@ class Recommendation:
 
     @property
     def primary(self) -> int:
+        """The number of the model that becomes the primary."""
         return self.models[0]
 
 
@@ -100,6 +101,7 @@ def recommend(
 
 
 def pair_of(pairs: Sequence[PairFigures], a: int, b: int) -> PairFigures:
+    """The figures of two models, in whichever order."""
     return next(pair for pair in pairs if {pair.first, pair.second} == {a, b})
 
 
@@ -139,7 +141,8 @@ def _refusal(
     room = (sum(after) - sum(before)) / len(after)
     if room < rules.min_room - 1e-12:
         return (
-            f"it adds {_points(room)} to what choosing the best response could reach, less than {_points(rules.min_room)}: "
+            f"it adds {_points(room)} to what choosing the best response could reach, less than "
+            f"{_points(rules.min_room)}: "
             "it is right where the others are"
         )
     return None
@@ -190,7 +193,8 @@ def _method(
         )
     return (
         "safe",
-        f"Method SAFE: {length}, but the tokenizers cut only {least:.0%} of common words alike (near-equal is {rules.near_equal:.0%}).",
+        f"Method SAFE: {length}, but the tokenizers cut only {least:.0%} of common words alike (near-equal is "
+        f"{rules.near_equal:.0%}).",
     )
 
 
@@ -221,7 +225,8 @@ def _reasons(
     reasons.append(f"Response lengths are comparable: {longest:.2f} times at most, within {rules.max_length_ratio:g}.")
     room = oracle.value - models[best].score.value
     reasons.append(
-        f"There is room: choosing the best response for each item would score {oracle.value:.1%}, {_points(room)} above the best "
+        f"There is room: choosing the best response for each item would score {oracle.value:.1%}, "
+        f"{_points(room)} above the best "
         "model. It is an upper bound for choosing, not a forecast."
     )
     return reasons

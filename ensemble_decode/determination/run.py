@@ -176,7 +176,8 @@ def _records(
     missing = [item for item in items if item.id not in by_id]
     if missing and texts_only:
         raise InputError(
-            f"{loader.specs[m]}: no response given for {len(missing)} of {len(items)} items (first: {missing[0].id!r}); give them, or "
+            f"{loader.specs[m]}: no response given for {len(missing)} of {len(items)} items (first: "
+            f"{missing[0].id!r}); give them, or "
             "leave out texts_only so that they are run"
         )
     run = responses(loader, m, missing, home, progress) if missing else {}
@@ -201,7 +202,8 @@ def _from_harness(
     for spec, side in zip(specs, sides, strict=True):
         if set(side) != set(sides[0]):
             raise InputError(
-                f"harness samples: those of {spec} are of other documents ({len(side)}) than those of {specs[0]} ({len(sides[0])})"
+                f"harness samples: those of {spec} are of other documents ({len(side)}) than those of "
+                f"{specs[0]} ({len(sides[0])})"
             )
     order = sorted(sides[0], key=lambda name: (len(name), name))[:limit]
     items = [Item(name, sides[0][name].prompt, "", "harness") for name in order]

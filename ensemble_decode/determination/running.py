@@ -84,6 +84,7 @@ class Models:
         return self._vocabs[m]
 
     def shape(self, m: int) -> ModelShape:
+        """The shape of model m, for the cost model."""
         return ModelShape.of_model(self.alone(m).runners[0].model, name=self.specs[m])
 
 

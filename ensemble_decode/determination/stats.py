@@ -77,6 +77,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
+        """The spread of some values."""
         marks = np.quantile(np.asarray(values, np.float64), [0, 0.25, 0.5, 0.75, 1])
         return cls(float(np.mean(values)), *(float(mark) for mark in marks))
 

@@ -22,6 +22,7 @@ class SharedVocabulary:
 
     @classmethod
     def of(cls, one: ModelVocab, other: ModelVocab) -> SharedVocabulary:
+        """What two vocabularies share."""
         a, b = set(one.exact), set(other.exact)
         common = len(a & b)
         return cls(len(a), len(b), common, common / min(len(a), len(b)), common / len(a | b))

@@ -16,22 +16,27 @@ def letter(m: int) -> str:
 
 
 def percent(value: float | None) -> str:
+    """A share as a percentage; a dash where there is none."""
     return "–" if value is None else f"{value:.1%}"
 
 
 def interval(estimate: Estimate) -> str:
+    """An interval of shares as percentages."""
     return f"{estimate.low:.1%} to\u00a0{estimate.high:.1%}"
 
 
 def points(value: float) -> str:
+    """A difference of shares in percentage points."""
     return f"{100 * value:.1f}"
 
 
 def times(value: float | None) -> str:
+    """A ratio; a dash where there is none."""
     return "–" if value is None else f"{value:.2f}×"
 
 
 def nats(value: float | None) -> str:
+    """A divergence in nats; a dash where there is none."""
     return "–" if value is None else f"{value:.3f}"
 
 

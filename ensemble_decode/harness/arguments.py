@@ -24,7 +24,8 @@ LOAD_OPTIONS = tuple(inspect.signature(Ensemble.load).parameters)[1:]  # beside 
 def model_args(text: str) -> dict[str, Any]:
     """``key=value,...`` as a dictionary.
 
-    A comma within brackets or quotes separates nothing, so that ``method=safe(draft_length=5,sharpen=prefix)`` is one value.
+    A comma within brackets or quotes separates nothing, so that ``method=safe(draft_length=5,sharpen=prefix)`` is one
+    value.
 
     Args:
         text: The argument of ``--model_args``.
@@ -57,8 +58,8 @@ def with_the_harness_own(given: Mapping[str, Any], harness: Mapping[str, Any] | 
 
     Args:
         given: The user's.
-        harness: ``batch_size``, ``max_batch_size`` and ``device`` of the harness's command line. What ``model_args`` name
-            goes before. ``cuda:0`` is the harness's default, whatever the machine has, and says nothing.
+        harness: ``batch_size``, ``max_batch_size`` and ``device`` of the harness's command line. What ``model_args``
+            name goes before. ``cuda:0`` is the harness's default, whatever the machine has, and says nothing.
     """
     added = {key: value for key, value in (harness or {}).items() if value is not None}
     if added.get("device") == "cuda:0":
@@ -79,7 +80,8 @@ def load_options(given: Mapping[str, Any]) -> dict[str, Any]:
     unknown = sorted(set(given) - set(LOAD_OPTIONS))
     if unknown:
         raise InputError(
-            f"model_args: {', '.join(unknown)} is not known; there are models, method, join and {', '.join(LOAD_OPTIONS)}. "
+            f"model_args: {', '.join(unknown)} is not known; there are models, method, join and "
+            f"{', '.join(LOAD_OPTIONS)}. "
             "Options of a method stand in its parentheses: method=safe(draft_length=5)"
         )
     made = dict(given)
@@ -127,8 +129,8 @@ def generation(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """``max_new_tokens``, ``stop`` and ``sampling`` of one request.
 
     Args:
-        kwargs: A task's ``generation_kwargs``. Without ``do_sample``, a temperature above 0 samples; with it and without a
-            temperature, the temperature is 1, as in the harness's other models.
+        kwargs: A task's ``generation_kwargs``. Without ``do_sample``, a temperature above 0 samples; with it and
+            without a temperature, the temperature is 1, as in the harness's other models.
 
     Raises:
         InputError: A key is not known, or a value does not fit.

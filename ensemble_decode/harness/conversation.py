@@ -11,8 +11,8 @@ from ensemble_decode.errors import InputError
 class Conversation(str):
     """A chat as the primary's template writes it, with its messages.
 
-    The harness passes contexts as text. As this one it reaches the model with everything that the other models' templates
-    need; it can be pickled, as the harness's request cache does.
+    The harness passes contexts as text. As this one it reaches the model with everything that the other models'
+    templates need; it can be pickled, as the harness's request cache does.
 
     Attributes:
         messages: The chat.

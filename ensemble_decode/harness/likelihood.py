@@ -45,11 +45,13 @@ def chain_method(method: Any) -> Any:
         method = method.base
     if not isinstance(method, (Single, UniTE, GaC)):
         raise InputError(
-            f"log-likelihoods are not defined for {type(method).__name__}, which scores whole segments; use method=unite, gac, safe or single"
+            f"log-likelihoods are not defined for {type(method).__name__}, which scores whole segments; use "
+            "method=unite, gac, safe or single"
         )
     if isinstance(method, UniTE) and method.aggregate == "geometric" and method.oov == "exclude":
         raise InputError(
-            "log-likelihoods: a geometric mean with oov=exclude gives probability 0 to every token that some model lacks; use "
+            "log-likelihoods: a geometric mean with oov=exclude gives probability 0 to every token that some "
+            "model lacks; use "
             "oov=first_piece, or the arithmetic mean"
         )
     return method
@@ -106,7 +108,8 @@ class _Reader:
         room = self.runner.context_length - following
         if room < 1:
             raise ContextError(
-                f"{self.vocab.name}: a continuation of {following} tokens leaves no room for what precedes it in a context of {self.runner.context_length}"
+                f"{self.vocab.name}: a continuation of {following} tokens leaves no room for what precedes it "
+                f"in a context of {self.runner.context_length}"
             )
         return context[-room:]
 

@@ -39,8 +39,8 @@ class EnsembleLM(TemplateLM):
         batch_size: Rows at once: a positive number or ``auto``.
         max_batch_size: The most that ``auto`` may be.
         ensemble: An ensemble that is loaded already, in place of ``models``.
-        **options: What ``Ensemble.load`` takes beside the models. ``device``, ``dtype``, ``revision`` and ``weight`` are one
-            for all or one per model with ``;`` between.
+        **options: What ``Ensemble.load`` takes beside the models. ``device``, ``dtype``, ``revision`` and ``weight``
+            are one for all or one per model with ``;`` between.
 
     Raises:
         InputError: An argument is not known or does not fit.
@@ -93,30 +93,37 @@ class EnsembleLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
+        """The primary's end of text."""
         return self.tokenizer.eos_token_id
 
     @property
     def prefix_token_id(self) -> int:
+        """The id before a text without context."""
         return _prefix(self.tokenizer)
 
     @property
     def max_length(self) -> int:
+        """Tokens that the primary's context holds."""
         return self.ensemble.runners[self._primary].context_length
 
     @property
     def max_gen_toks(self) -> int:
+        """The most new tokens where a task names no number."""
         return NEW_TOKENS
 
     @property
     def batch_size(self) -> int:
+        """Rows that run at a time."""
         return self.batch
 
     @property
     def tokenizer_name(self) -> str:
+        """The names of all models, as a part of file names."""
         return "__".join(model.name for model in self.ensemble.vocab.models).replace("/", "__")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A chat as the primary's template writes it; for an ensemble with the messages, for every model's own template.
+        """A chat as the primary's template writes it; for an ensemble with the messages, for every model's own
+        template.
 
         Raises:
             InputError: A model that takes part has no template, or its template refuses the messages.
@@ -137,7 +144,8 @@ class EnsembleLM(TemplateLM):
         return f"model {m} ({self.ensemble.vocab.models[m].name})"
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """The primary's ids, as the harness's ``hf`` model makes them: no second BOS before a text that begins with one."""
+        """The primary's ids, as the harness's ``hf`` model makes them: no second BOS before a text that begins with
+        one."""
         if add_special_tokens is None:
             prefix = self.tokenizer.decode([self.prefix_token_id])
             add_special_tokens = not (prefix and string.startswith(prefix))
@@ -146,7 +154,8 @@ class EnsembleLM(TemplateLM):
     # -- log-likelihoods -----------------------------------------------------------------------------------------------
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """As the harness parts them; where that leaves no token to score, or ``join="bytes"``, at the bytes of the join."""
+        """As the harness parts them; where that leaves no token to score, or ``join="bytes"``, at the bytes of the
+        join."""
         before, after = super()._encode_pair(context, continuation)
         whole = self.tok_encode(context + continuation)
         if after and (self.join == "harness" or whole[: len(before)] == before):
@@ -196,7 +205,8 @@ class EnsembleLM(TemplateLM):
         return Scored(contexts, after, rest)
 
     def _context(self, m: int, text: str, plain: bool) -> list[int]:
-        """Model m's ids of a context: a prompt, or a stretch within a long text (no BOS); its own prefix token where it is empty."""
+        """Model m's ids of a context: a prompt, or a stretch within a long text (no BOS); its own prefix token where it
+        is empty."""
         tokenizer, model = self.ensemble.tokenizers[m], self.ensemble.vocab.models[m]
         if not text:
             return [_prefix(tokenizer)]
@@ -225,7 +235,8 @@ class EnsembleLM(TemplateLM):
         return totals
 
     def _text_ids(self, text: str) -> list[int]:
-        """The primary's ids of a whole text: of ``Single`` as the harness takes them, else those that every model can score."""
+        """The primary's ids of a whole text: of ``Single`` as the harness takes them, else those that every model can
+        score."""
         if isinstance(self.method, Single):
             return self.tok_encode(text)
         ids = self.tok_encode(text, add_special_tokens=False)

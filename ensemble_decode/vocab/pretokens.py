@@ -43,7 +43,8 @@ class _Measured(NamedTuple):
 
 
 class _Escape(NamedTuple):
-    """An escape of a pattern: the groups that it may match, those that it matches whole, the character it stands for."""
+    """An escape of a pattern: the groups that it may match, those that it matches whole, the character it stands
+    for."""
 
     may: set[int]
     whole: set[int]

@@ -134,7 +134,8 @@ def _family(rust: tokenizers.Tokenizer, name: str) -> tuple[str, str]:
     for option in ("end_of_word_suffix", "continuing_subword_prefix"):
         if mark := getattr(rust.model, option, None):
             raise TokenizerError(
-                f"{name}: a {model} tokenizer with {option} {mark!r} is of no known family: its tokens hold a mark that "
+                f"{name}: a {model} tokenizer with {option} {mark!r} is of no known family: its tokens hold a "
+                "mark that "
                 f"its texts do not, so they have no exact bytes; expected {_FAMILIES}"
             )
     normal = list(leaves(component(rust.normalizer, name)))

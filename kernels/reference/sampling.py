@@ -9,7 +9,8 @@ from ensemble_decode.kernels.types import FuseSettings, SampleSettings
 from torch import Tensor
 
 WEIGHT_UNIT = 2.0**40
-"""Weights of top-p are whole numbers, exp(log − largest log) in units of 2⁻⁴⁰ rounded down: sums are the same in any order."""
+"""Weights of top-p are whole numbers, exp(log − largest log) in units of 2⁻⁴⁰ rounded down: sums are the same in any
+order."""
 SORTED = 512
 """So few candidates are sorted; more are selected by radix."""
 

@@ -1,4 +1,5 @@
-"""Chats of the harness: every model reads its own template, through the request cache too, and what has none is refused."""
+"""Chats of the harness: every model reads its own template, through the request cache too, and what has none is
+refused."""
 
 import math
 import pickle

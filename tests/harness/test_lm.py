@@ -1,4 +1,5 @@
-"""lm-evaluation-harness: its own `hf` model beside `Single`, ensembles beside the chain written out, its command line."""
+"""lm-evaluation-harness: its own `hf` model beside `Single`, ensembles beside the chain written out, its command
+line."""
 
 import math
 import subprocess
@@ -268,7 +269,8 @@ def test_the_harness_keeps_its_own_models():
     assert {"ensemble_decode", "hf", "vllm", "dummy"} <= set(names)
 
 
-# -- the harness's own command line --------------------------------------------------------------------------------------
+# -- the harness's own command line
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -70,7 +70,8 @@ def load_gguf_tokenizer(path: Path, file: FileTokenizer) -> tuple[Any, list[str]
         file: What it says about its tokenizer.
 
     Returns:
-        The tokenizer, and warnings about it: where the pre-tokenizer is not known here, ids may differ from the original
+        The tokenizer, and warnings about it: where the pre-tokenizer is not known here, ids may differ from the
+            original
         tokenizer's.
     """
     from transformers import AutoTokenizer

@@ -92,7 +92,8 @@ def build(
 def keep(slots: Sequence[int], trees: Sequence[Tree], paths: Sequence[Sequence[int]], cache: SlotCache) -> None:
     """Make one path of each tree part of its row.
 
-    The row is cut at the path's fork, and the path's keys and values are moved there. All rows move in one gather and one scatter per layer.
+    The row is cut at the path's fork, and the path's keys and values are moved there. All rows move in one gather and
+    one scatter per layer.
 
     Args:
         slots: The rows' slots; none was extended since its tree was read.

@@ -115,7 +115,8 @@ def _read(context: StepContext, places: Sequence[Place]) -> None:
 
 
 def agree(weights: Sequence[Sequence[float]], places: Sequence[Place]) -> list[Verdict]:
-    """The paper's test (equation 4): unanimity, or a weighted probability above 1/2. ``weights``: of each place's row."""
+    """The paper's test (equation 4): unanimity, or a weighted probability above 1/2. ``weights``: of each place's
+    row."""
     verdicts = []
     for (proposal, j), w in zip(places, weights, strict=True):
         readings = proposal.readings.items()

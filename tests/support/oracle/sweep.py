@@ -27,8 +27,10 @@ MODELS = ("demo:smollm2", "demo:gemma3")
 TOKENS = 40
 CLOSE = 0.01
 SAFE_PROMPTS = 12  # of `support.prompts.TEXTS`, the first ones
-# Hashes of today's models and of those that the goldens were made from, where the two give the same ids for every golden
-# prompt and text. Gemma's tokenizer has its runs of 2 to 31 spaces as added tokens since: longer runs are cut otherwise.
+# Hashes of today's models and of those that the goldens were made from, where the two give the same ids for every
+# golden
+# prompt and text. Gemma's tokenizer has its runs of 2 to 31 spaces as added tokens since: longer runs are cut
+# otherwise.
 SAME_ON_GOLDENS = {"f9e94136569ae217e8d52856502f90f0": "471678c2be94807bae0d078e1d3ba370"}
 PARTS = ("single", "unite", "gac", "safe", "variants")
 
