@@ -150,13 +150,14 @@ def page(text: str, options: argparse.Namespace) -> str:
     here = machine()
     return f"""# One model alone, beside other engines
 
-Tokens per second of this package over those of other engines, prompts included: `demo:{options.demo}` in bfloat16, greedy,
-{options.prompt} prompt tokens and {options.tokens} new ones per row, {options.threads} threads. Above 1, this package is faster.
+Tokens per second of this package over those of other engines, prompts included: `demo:{options.demo}` in bfloat16,
+greedy, {options.prompt} prompt tokens and {options.tokens} new ones per row,
+{options.threads} threads. Above 1, this package is faster.
 
 {text}
 
-Medians of {options.rounds} rounds; engines run in processes of their own and take turns. llama.cpp runs the GGUF file with its own
-quantisation. Machine: {", ".join(f"{name} {value}" for name, value in here.items())}. Printed by
+Medians of {options.rounds} rounds; engines run in processes of their own and take turns. llama.cpp runs the GGUF file
+with its own quantisation. Machine: {", ".join(f"{name} {value}" for name, value in here.items())}. Printed by
 `python benches/bench_peers.py --write`.
 """
 

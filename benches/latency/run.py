@@ -65,7 +65,10 @@ QUICK = (
     Plan("latency", ("single", "unite", "gac", "safe", "specfuse-all", "dictionary"), 1, 4),
     Plan("others", ("single", "gac", "safe", "specfuse-all", "generate", "assisted", "segments"), 1, 4),
     Plan("long", ("unite", "dictionary"), 1, 8),
-    *(Plan("length", ("unite", "specfuse-all", "dictionary", "segments"), 1, 4, prompt=length) for length in LENGTHS[:2]),
+    *(
+        Plan("length", ("unite", "specfuse-all", "dictionary", "segments"), 1, 4, prompt=length)
+        for length in LENGTHS[:2]
+    ),
     Plan("batch", ("single", "unite", "safe"), 1, 4, (1, 2)),
     Plan("throughput", ("unite",), 1, 4, (2,)),
     Plan("quality", (), 1, 8),

@@ -9,17 +9,22 @@ from dataclasses import dataclass
 
 _DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 _MONTHS = [
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December",
+    "January", "February", "March", "April", "May", "June",
+    "July", "August", "September", "October", "November", "December",
 ]  # fmt: skip
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _CAPITALS = {
     "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Germany": "Berlin", "Japan": "Tokyo", "Russia": "Moscow",
-    "Greece": "Athens", "Egypt": "Cairo", "Austria": "Vienna", "England": "London", "Ireland": "Dublin", "Norway": "Oslo",
-    "Portugal": "Lisbon", "Poland": "Warsaw", "Sweden": "Stockholm", "Cuba": "Havana", "Peru": "Lima", "Kenya": "Nairobi",
+    "Greece": "Athens", "Egypt": "Cairo", "Austria": "Vienna",
+    "England": "London", "Ireland": "Dublin", "Norway": "Oslo",
+    "Portugal": "Lisbon", "Poland": "Warsaw", "Sweden": "Stockholm",
+    "Cuba": "Havana", "Peru": "Lima", "Kenya": "Nairobi",
 }  # fmt: skip
 _OPPOSITES = {
-    "hot": "cold", "big": "small", "up": "down", "day": "night", "old": "young", "open": "closed", "left": "right", "early": "late",
-    "full": "empty", "high": "low", "dry": "wet", "fast": "slow", "rich": "poor", "strong": "weak", "hard": "soft", "light": "dark",
+    "hot": "cold", "big": "small", "up": "down", "day": "night",
+    "old": "young", "open": "closed", "left": "right", "early": "late",
+    "full": "empty", "high": "low", "dry": "wet", "fast": "slow",
+    "rich": "poor", "strong": "weak", "hard": "soft", "light": "dark",
 }  # fmt: skip
 
 

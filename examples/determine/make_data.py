@@ -46,7 +46,8 @@ def arithmetic(rng: random.Random) -> dict:
     a, b = rng.randint(1, 12), rng.randint(1, 9)
     sign, answer = rng.choice([("+", a + b), ("+", a + b), ("-", a - b)])
     return {
-        "prompt": f"Question: What is 4 + 9?\nAnswer: 13\n\nQuestion: What is 8 - 3?\nAnswer: 5\n\nQuestion: What is {a} {sign} {b}?\nAnswer:",
+        "prompt": "Question: What is 4 + 9?\nAnswer: 13\n\nQuestion: What is 8 - 3?\nAnswer: 5\n\n"
+        f"Question: What is {a} {sign} {b}?\nAnswer:",
         "answer": answer,
         "grader": "numeric:first",
     }

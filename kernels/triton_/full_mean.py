@@ -40,7 +40,9 @@ def _log_sum(log_p):
 
 
 @triton.jit
-def _log_probs(rows, row, cids, tables, eos_counts, shifts_ptr, size, M: tl.constexpr, MODELS: tl.constexpr, EOS: tl.constexpr):  # fmt: skip
+def _log_probs(
+    rows, row, cids, tables, eos_counts, shifts_ptr, size, M: tl.constexpr, MODELS: tl.constexpr, EOS: tl.constexpr
+):
     """log P_m of candidates [MODELS, candidates], and which of them some model can name."""
     model = tl.arange(0, MODELS)
     spelled = cids < size - 1

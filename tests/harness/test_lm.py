@@ -280,7 +280,8 @@ def test_its_command_line_runs_local_tasks_and_determine_reads_what_it_leaves(lm
     hf, hf_samples = lm_eval("--model", "hf", "--model_args", args, *pick, "--batch_size", "1")
     for batch in ("1", "4"):
         own, samples = lm_eval(
-            "--model", "ensemble_decode", "--model_args", f"models={folders / 'gpt2'},method=single,dtype=float32", *pick,
+            "--model", "ensemble_decode", "--model_args",
+            f"models={folders / 'gpt2'},method=single,dtype=float32", *pick,
             "--batch_size", batch,
         )  # fmt: skip
         assert own["local_pick"]["acc,none"] == hf["local_pick"]["acc,none"]
@@ -292,7 +293,8 @@ def test_its_command_line_runs_local_tasks_and_determine_reads_what_it_leaves(lm
         ]
     both, samples_both = lm_eval(
         "--model", "ensemble_decode", "--model_args",
-        f"models={folders / 'gpt2'};{folders / 'llama3'},method=safe(draft_length=3),dtype=float32", *pick, "--batch_size", "4",
+        f"models={folders / 'gpt2'};{folders / 'llama3'},method=safe(draft_length=3),dtype=float32",
+        *pick, "--batch_size", "4",
     )  # fmt: skip
     assert 0 <= both["local_pick"]["acc,none"] <= 1
     assert all("e" not in line["resps"][0][0] for line in lines(samples_both["local_write"]))
@@ -348,7 +350,8 @@ def test_simple_evaluate_takes_model_args_as_one_text(folders, tasks, monkeypatc
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     done = harness.simple_evaluate(
         model="ensemble_decode",
-        model_args=f"models={folders / 'gpt2'};{folders / 'gemma'},method=safe(draft_length=3,sharpen=none),batch_size=2",
+        model_args=f"models={folders / 'gpt2'};{folders / 'gemma'},"
+        "method=safe(draft_length=3,sharpen=none),batch_size=2",
         tasks=["local_pick"],
         task_manager=TaskManager(include_path=str(tasks)),
         device="cuda:0",

@@ -182,7 +182,8 @@ def test_fuse_candidates_union_and_gather_in_turn_equal_fuse_step(isa):
     tops = vocab.to_cid[0][stats[0].ids.long()]
     logsumexp = torch.stack([s.logsumexp for s in stats])
     fused = native_.fuse_candidates(
-        scores, cids, logsumexp, tops, stats[0].values[:, 0].contiguous(), step.top_cid[0], vocab.prefix_end, 77, settings
+        scores, cids, logsumexp, tops, stats[0].values[:, 0].contiguous(), step.top_cid[0],
+        vocab.prefix_end, 77, settings
     )  # fmt: skip
     assert torch.equal(fused.choice, step.cid)
     for name in ("probs", "max_prob", "entropy", "kl", "js", "ensembled", "sharpened"):

@@ -22,9 +22,12 @@ NO_COMPILER = {"CC": "false", "CXX": "false", "CUDACXX": "false"}
 
 INSPECT = """
 import importlib, importlib.util, json, sys
-modules = ["ensemble_decode", "ensemble_decode.kernels", "ensemble_decode.kernels.reference", "ensemble_decode.members.sources", "ensemble_decode.cli.app"]
+modules = ["ensemble_decode"] + [
+    "ensemble_decode." + name for name in ("kernels", "kernels.reference", "members.sources", "cli.app")
+]
 found = {name: importlib.import_module(name).__file__ for name in modules}
-stray = [name for name in ("kernels", "tests", "csrc", "benches", "buildtools") if importlib.util.find_spec(name) is not None]
+beside = ("kernels", "tests", "csrc", "benches", "buildtools")
+stray = [name for name in beside if importlib.util.find_spec(name) is not None]
 print(json.dumps({"found": found, "stray": stray, "path": sys.path}))
 """
 

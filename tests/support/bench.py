@@ -40,9 +40,12 @@ def sample(per_token: float, tokens: int = 10, **fields: object) -> Sample:
     """A generation of which every token took ``per_token`` seconds."""
     seconds = per_token * tokens
     made = {
-        "tokens": tokens, "seconds": seconds, "first": per_token, "latency_mean": per_token, "latency_median": per_token,
-        "latency_p90": 2 * per_token, "latency_p99": 3 * per_token, "forward": [0.6 * seconds, 0.2 * seconds], "fusion": 0.1 * seconds,
-        "host": 0.09 * seconds, "outside": 0.01 * seconds, "cache_bytes": 2_000_000, "drafted": 0, "accepted": 0, "ensembled": 0,
+        "tokens": tokens, "seconds": seconds, "first": per_token, "latency_mean": per_token,
+        "latency_median": per_token,
+        "latency_p90": 2 * per_token, "latency_p99": 3 * per_token, "forward": [0.6 * seconds,
+        0.2 * seconds], "fusion": 0.1 * seconds,
+        "host": 0.09 * seconds, "outside": 0.01 * seconds, "cache_bytes": 2_000_000, "drafted": 0,
+        "accepted": 0, "ensembled": 0,
         "joules": None,
     }  # fmt: skip
     return Sample(**(made | fields))

@@ -151,7 +151,8 @@ TEXTS = [
 @pytest.mark.real
 def test_demo_weights_equal_the_files_dequantized(demo_files):
     picked = {
-        "smollm2": {"blk.7.ffn_down.weight": "model.layers.7.mlp.down_proj.weight", "token_embd.weight": "model.embed_tokens.weight"},
+        "smollm2": {"blk.7.ffn_down.weight": "model.layers.7.mlp.down_proj.weight",
+        "token_embd.weight": "model.embed_tokens.weight"},
         "gemma3": {
             "blk.3.attn_q.weight": "model.layers.3.self_attn.q_proj.weight",
             "blk.5.ffn_down.weight": "model.layers.5.mlp.down_proj.weight",
