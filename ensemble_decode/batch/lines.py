@@ -141,7 +141,8 @@ def _from_text(name: str, value: str) -> Any:
 
 
 def read_parquet(blocks: Iterable[Any]) -> Iterator[Line]:
-    """Every row of a Parquet file, from its record batches, as JSONL would hold it. A null is a field that is absent."""
+    """Every row of a Parquet file, from its record batches, as JSONL would hold it. A null is a field that is
+    absent."""
     number = 0
     for block in blocks:
         for fields in block.to_pylist():

@@ -1,8 +1,8 @@
 """Durable output: rows are appended in blocks that a manifest vouches for, so that a killed job goes on where it was.
 
-Beside ``out.jsonl`` lie ``out.jsonl.manifest`` and ``out.jsonl.lock``, and until the job is complete ``out.jsonl.part``:
-results in the order in which rows ended. A block is written and synced first, then its record in the manifest. When the
-job goes on, bytes of the part file that no record vouches for are cut off.
+Beside ``out.jsonl`` lie ``out.jsonl.manifest`` and ``out.jsonl.lock``, and until the job is complete
+``out.jsonl.part``: results in the order in which rows ended. A block is written and synced first, then its record in
+the manifest. When the job goes on, bytes of the part file that no record vouches for are cut off.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def check_target(path: Path) -> Path:
         path: As the user gave it. It need not exist.
 
     Raises:
-        InputError: A folder, a device or a pipe lies there, the file is read-only, there is no folder to put it in, or a
-            link leads in a circle.
+        InputError: A folder, a device or a pipe lies there, the file is read-only, there is no folder to put it in, or
+            a link leads in a circle.
     """
     try:
         real = Path(os.path.realpath(path))

@@ -1,4 +1,5 @@
-"""A batch job over many machines with Ray Data: actors decode, and the process that began the job writes the results."""
+"""A batch job over many machines with Ray Data: actors decode, and the process that began the job writes the
+results."""
 
 from __future__ import annotations
 
