@@ -299,7 +299,7 @@ def test_arguments_that_no_row_can_use_are_refused(trio, options, named):
         (lambda: ed.SAFE(base=ed.Single()), "base"),
         (lambda: ed.SAFE(draft_length=0), "draft_length"),
         (lambda: ed.SAFE(sharpen="soft"), "sharpen"),
-        (lambda: ed.SAFE(test="mood"), "test"),
+        (lambda: ed.SAFE(test="mood"), "max_prob, kl, js"),
         (lambda: ed.Sharpen("soft"), "kind"),
         (lambda: ed.Sharpen(trigger="mood"), "trigger"),
         (lambda: ed.Sharpen(threshold=2), "threshold"),
