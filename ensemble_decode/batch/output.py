@@ -215,7 +215,8 @@ class Output(Results):
             if not self._continues(was):
                 raise InputError(
                     f"{self.name} belongs to a job with another input: it had {was['lines']} lines and {was['bytes']} "
-                    f"bytes, and now there are {now['lines']} lines and {now['bytes']} bytes that do not begin like it. "
+                    f"bytes, and now there are {now['lines']} lines and {now['bytes']} bytes that do not begin like "
+                    "it. "
                     "Give the same input, another output, or overwrite"
                 )
             if not self._append:
