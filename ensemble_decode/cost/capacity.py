@@ -39,7 +39,7 @@ class Capacity:
 
 
 def shape_of(spec: str, dtype: str) -> ModelShape:
-    """A model's shape from its config alone: a name of ``bench.cost.KNOWN``, or a model as ``Ensemble.load`` takes
+    """A model's shape from its config alone: a name of ``cost.model.KNOWN``, or a model as ``Ensemble.load`` takes
     it."""
     if dtype not in _BYTES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(_BYTES)}")

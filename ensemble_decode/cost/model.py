@@ -1,6 +1,6 @@
 """The cost model: bytes and operations to time per token on a named device. No torch, no model, nothing measured.
 
-    from ensemble_decode.bench.cost import DEVICES, ModelShape, cost_per_token
+    from ensemble_decode.cost.model import DEVICES, ModelShape, cost_per_token
     shapes = [ModelShape.of_config(a.config), ModelShape.of_config(b.config)]
     cost_per_token(shapes, DEVICES["h100-sxm"], "unite", batch=8, context=1024).seconds
 
