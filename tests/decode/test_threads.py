@@ -19,7 +19,7 @@ def pair():
     return tiny.__wrapped__("gpt2", "llama2")
 
 
-def test_case_15_a_thousand_calls_from_eight_threads(pair):
+def test_a_thousand_calls_from_eight_threads(pair):
     """generate, stream, generate_batch and abandoned iterators: every text is that of a call alone, every slot is
     free."""
     prompts = MIXED[:5]
