@@ -78,12 +78,20 @@ class AlignedVocab:
         names: Sequence[str] | None = None,
         cache_dir: str | os.PathLike[str] | None = "default",
     ) -> AlignedVocab:
-        """Align the vocabularies of tokenizers (or of `ModelVocab` objects, which bring their own size and EOS ids).
+        """Align the vocabularies of several tokenizers.
 
-        ``sizes``: rows of each head. ``eos_ids``: per model, EOS ids beside the tokenizer's own. ``names``: what errors
-        call the models. ``cache_dir``: where the result is kept for the next time (``"default"``: the package's cache
-        folder; None: nowhere); a damaged file is built again, a folder that cannot be written is done without.
-        Raises `TokenizerError`, `InputError`.
+        Args:
+            tokenizers: One for each model, or `ModelVocab` objects, which bring their own size and EOS ids.
+            sizes: Rows of each head.
+            eos_ids: For each model, EOS ids beside the tokenizer's own.
+            names: What errors call the models.
+            cache_dir: Where the result is kept for the next time. ``"default"``: the package's cache folder; None:
+                nowhere. A damaged file is built again. A folder that cannot be written, or that a user without a home
+                folder does not have, is done without.
+
+        Raises:
+            TokenizerError: A tokenizer cannot be read as bytes.
+            InputError: The lists have different lengths, or are empty.
         """
         count = len(tokenizers)
         if not count:

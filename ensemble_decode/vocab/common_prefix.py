@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Elements (ids, or bytes of two ``bytes``) that both begin with; both of one type. By halves, at the speed of
-    slices."""
+    """How many elements two sequences begin with in common. By halves, at the speed of slices.
+
+    Args:
+        one: Ids, or bytes.
+        other: A sequence of the same type.
+    """
     low, high = 0, min(len(one), len(other))
     if one[:high] == other[:high]:
         return high

@@ -81,7 +81,15 @@ def vocab_folder(cache_dir: str | os.PathLike[str] | None) -> Path | None:
 
 
 def save_arrays(file: Path, arrays: dict[str, np.ndarray]) -> bool:
-    """Write the arrays so that a reader sees the whole file or none; False where the folder cannot be written."""
+    """Write arrays so that a reader sees the whole file or none.
+
+    Args:
+        file: Where; its folder is created.
+        arrays: What, by name; none of Python objects.
+
+    Returns:
+        False where the folder cannot be written.
+    """
     temporary = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -114,7 +122,15 @@ def pack(items: Iterable[bytes]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def unpack(data: np.ndarray, lengths: np.ndarray) -> list[bytes]:
-    """The byte strings that `pack` packed; raises `ValueError` where the two arrays do not fit."""
+    """The byte strings that `pack` packed.
+
+    Args:
+        data: uint8, all of them joined.
+        lengths: int32, of each.
+
+    Raises:
+        ValueError: The two arrays do not fit.
+    """
     ends = np.cumsum(lengths, dtype=np.int64)
     if (len(ends) and int(ends[-1]) != data.size) or bool((lengths < 0).any()):
         raise ValueError("lengths and bytes differ")

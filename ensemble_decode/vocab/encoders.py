@@ -17,10 +17,12 @@ class TextEncoder(Protocol):
     """Text to ids by the model's own rules: no BOS, no dummy prefix space, no special tokens in the text."""
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens."""
+        """The ids of a text."""
+        ...
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts."""
+        """The ids of each text."""
+        ...
 
     def words(self, text: str) -> tuple[list[int], list[int | None]]:
         """The ids and, for each, the number of the pre-token it comes from."""
@@ -28,7 +30,17 @@ class TextEncoder(Protocol):
 
 
 def text_encoder(tokenizer: Any, table: TokenTable, spelled: Callable[[int], bool], name: str) -> TextEncoder:
-    """The encoder of generated text for a tokenizer; added tokens whose id ``spelled`` refuses are left out."""
+    """The encoder of generated text for a tokenizer.
+
+    Args:
+        tokenizer: What the caller passed to `ModelVocab.build`.
+        table: What was read from it.
+        spelled: Whether an added token, by its id, may be used; others are left out.
+        name: What errors call the model.
+
+    Raises:
+        TokenizerError: The tokenizer drops merges at random.
+    """
     rust = rust_tokenizer(tokenizer)
     if rust is not None:
         return RustEncoder(rust, table, spelled, name)
@@ -104,11 +116,11 @@ class RustEncoder:
         return [self._renumbered.get(index, index) for index in ids]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens."""
+        """The ids of a text."""
         return self._own_ids(self._rust.encode(text, add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts."""
+        """The ids of each text, by the library's own batch call."""
         out: list[list[int]] = []
         for start in range(0, len(texts), 32768):  # bounds the memory that the library's own records take
             found = self._rust.encode_batch_fast(list(texts[start : start + 32768]), add_special_tokens=False)
@@ -116,7 +128,7 @@ class RustEncoder:
         return out
 
     def words(self, text: str) -> tuple[list[int], list[int | None]]:
-        """The ids of a text, and which pre-token each belongs to (None: unknown)."""
+        """The ids and, for each, the number of its pre-token; None for an added token."""
         found = self._rust.encode(text, add_special_tokens=False)
         return self._own_ids(found.ids), found.word_ids
 
@@ -130,15 +142,15 @@ class TiktokenEncoder:
         self._compiled = regex.compile(self.pattern)
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without special tokens."""
+        """The ids of a text."""
         return list(self._encoding.encode_ordinary(text))
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of several texts."""
+        """The ids of each text."""
         return [self.encode(text) for text in texts]
 
     def words(self, text: str) -> tuple[list[int], list[int | None]]:
-        """The ids of a text, and which pre-token each belongs to (None: unknown)."""
+        """The ids and, for each, the number of the match of the encoding's pattern that it lies in."""
         ids = self.encode(text)
         ends = []
         end = 0

@@ -34,7 +34,12 @@ DISPENSABLE = frozenset([*(set(range(0x20)) - {0x09, 0x0A, 0x0D}), 0x7F, 0xC0, 0
 class Source:
     """A tokenizer and what belongs to its model, before anything is read from it.
 
-    ``size``: rows of the head or None for the tokenizer's own; ``eos_ids``: sorted, the tokenizer's own included.
+    Attributes:
+        tokenizer: As the caller passed it.
+        name: What errors call the model.
+        size: Rows of the head, or None for the tokenizer's own.
+        eos_ids: Sorted EOS ids, the tokenizer's own included.
+        bos_id: The tokenizer's BOS, or None.
     """
 
     def __init__(self, tokenizer: Any, size: int | None, eos_ids: Iterable[int], name: str):
@@ -54,10 +59,17 @@ class Source:
 class ModelVocab:
     """Ids and bytes of one model.
 
-    ``size``: rows of the head, ``V_m``. ``token_bytes``: list of ``size`` byte strings, ``b""`` where an id adds no
-    bytes. ``eos_ids``: sorted ids that mean END; they have no bytes. ``allowed``: bool ``[size]``, the ids with bytes
-    and the EOS ids. ``bos_id``: the tokenizer's BOS or None. ``unspellable``: the bytes (of `DISPENSABLE`) that the
-    tokenizer has no token for; `encode` refuses data that holds one. ``name``: what errors call the model.
+    Attributes:
+        size: Rows of the head, ``V_m``.
+        token_bytes: ``size`` byte strings, ``b""`` where an id adds no bytes.
+        exact: The one id of each byte string that has any.
+        eos_ids: Sorted ids that mean END; they have no bytes.
+        allowed: bool ``[size]``, the ids with bytes and the EOS ids.
+        bos_id: The tokenizer's BOS, or None.
+        unspellable: The bytes (of `DISPENSABLE`) that the tokenizer has no token for; `encode` refuses data that holds
+            one.
+        family: What the tokenizer was read as.
+        name: What errors call the model.
     """
 
     def __init__(
@@ -141,11 +153,17 @@ class ModelVocab:
     def build(
         cls, tokenizer: Any, size: int | None = None, eos_ids: Iterable[int] = (), name: str = "model 0"
     ) -> ModelVocab:
-        """Read a tokenizer (a fast tokenizer of transformers, a ``tokenizers.Tokenizer`` or a tiktoken encoding).
+        """Read a tokenizer.
 
-        ``size``: rows of the model's head; rows past the tokenizer's ids have no bytes. ``eos_ids``: further EOS ids,
-        as the generation config lists them. Raises `TokenizerError` where the family is unknown, a byte cannot be
-        spelled or a round trip shows that the bytes were read wrongly.
+        Args:
+            tokenizer: A fast tokenizer of transformers, a ``tokenizers.Tokenizer`` or a tiktoken encoding.
+            size: Rows of the model's head; rows past the tokenizer's ids have no bytes. None: the tokenizer's own size.
+            eos_ids: Further EOS ids, as the generation config lists them.
+            name: What errors call the model.
+
+        Raises:
+            TokenizerError: The family is unknown, a byte cannot be spelled, or the tokenizer decodes its ids to other
+                bytes than were read.
         """
         return cls.from_source(Source(tokenizer, size, eos_ids, name))
 
@@ -156,7 +174,16 @@ class ModelVocab:
 
     @classmethod
     def restore(cls, source: Source, pieces: list[bytes], canonical: Iterable[int]) -> ModelVocab:
-        """Build where the bytes of every id, and the preferred ones among twins, are known from before."""
+        """Build from what was read before.
+
+        Args:
+            source: The tokenizer and what belongs to it.
+            pieces: The bytes of every id.
+            canonical: The ids that the tokenizer prefers to a lower id with the same bytes.
+
+        Raises:
+            TokenizerError: The tokenizer now decodes its ids to other bytes.
+        """
         return cls._build(source, read_token_table(source.tokenizer, source.name, pieces), canonical)
 
     @classmethod

@@ -17,9 +17,10 @@ _BYTE_PIECE_TEXT = 6  # characters of "<0xHH>"
 class Restart:
     """The rule of one tokenizer.
 
-    ``margin``: bytes before the change that an added token could still claim. ``reach``: restart at a pre-token that is
-    final by this bound; None for byte pair encoding without pre-tokens, which restarts anywhere and is checked by the
-    ids it shares with the stored ones.
+    Attributes:
+        margin: Bytes before the change that an added token could still claim.
+        reach: Restart at a pre-token that is final by this bound; None for byte pair encoding without pre-tokens, which
+            restarts anywhere and is checked by the ids it shares with the stored ones.
     """
 
     margin: int
@@ -27,12 +28,20 @@ class Restart:
 
     @property
     def pairwise(self) -> bool:
-        """Whether restarts rest on neighbouring tokens rather than on pre-tokens."""
+        """Whether a restart is checked by the ids that it shares with the stored ones."""
         return self.reach is None
 
 
 def restart_rule(encoder: TextEncoder, table: TokenTable) -> Restart | None:
-    """The rule for a tokenizer; None where only encoding everything is sure to be right."""
+    """The rule for a tokenizer.
+
+    Args:
+        encoder: How it encodes generated text.
+        table: What was read from it.
+
+    Returns:
+        The rule, or None where only encoding everything is sure to be right.
+    """
     margin = 4 + max([_BYTE_PIECE_TEXT, *(len(content.encode()) for content in table.added.values())])
     if isinstance(encoder, TiktokenEncoder):
         stage = {"type": "Split", "pattern": {"Regex": encoder.pattern}, "behavior": "Isolated", "invert": False}

@@ -25,8 +25,12 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class TokenTable:
     """What each id of one tokenizer stands for, before any model's head is considered.
 
-    ``pieces[i]`` are the bytes of id ``i`` (``b""`` where it has none), ``added`` maps the ids of added tokens to their
-    content, ``silent`` holds the ids that exist and have no bytes (special, control and unknown tokens).
+    Attributes:
+        family: ``"byte-level"``, ``"metaspace"`` or ``"tiktoken"``.
+        pieces: The bytes by id, ``b""`` where an id has none.
+        marker: The character that stands for a space in the metaspace family, else empty.
+        added: The ids of added tokens and their content.
+        silent: The ids that exist and have no bytes: special, control and unknown tokens.
     """
 
     family: str
@@ -66,7 +70,15 @@ def is_utf8(data: bytes) -> bool:
 
 
 def component(part: Any, name: str) -> dict[str, Any] | None:
-    """The JSON of a normalizer, pre-tokenizer or decoder of the `tokenizers` library; None where there is none."""
+    """The JSON of a normalizer, pre-tokenizer or decoder of the `tokenizers` library; None where there is none.
+
+    Args:
+        part: The component, or None.
+        name: What errors call the model.
+
+    Raises:
+        TokenizerError: It is written in Python.
+    """
     if part is None:
         return None
     try:
@@ -111,9 +123,15 @@ def tiktoken_encoding(tokenizer: Any) -> Any | None:
 
 
 def read_token_table(tokenizer: Any, name: str, pieces: list[bytes] | None = None) -> TokenTable:
-    """Recognise the tokenizer's family and read the bytes of every id; ``pieces``: those bytes where they are known.
+    """Recognise the tokenizer's family and read the bytes of every id.
 
-    Raises `TokenizerError`, naming ``name`` and what was found, where the family is not known.
+    Args:
+        tokenizer: A fast tokenizer of transformers, a ``tokenizers.Tokenizer`` or a tiktoken encoding.
+        name: What errors call the model.
+        pieces: The bytes of every id, where they are known from before.
+
+    Raises:
+        TokenizerError: The family is not known; the message says what was found.
     """
     rust = rust_tokenizer(tokenizer)
     if rust is not None:
@@ -134,9 +152,8 @@ def _family(rust: tokenizers.Tokenizer, name: str) -> tuple[str, str]:
     for option in ("end_of_word_suffix", "continuing_subword_prefix"):
         if mark := getattr(rust.model, option, None):
             raise TokenizerError(
-                f"{name}: a {model} tokenizer with {option} {mark!r} is of no known family: its tokens hold a "
-                "mark that "
-                f"its texts do not, so they have no exact bytes; expected {_FAMILIES}"
+                f"{name}: a {model} tokenizer with {option} {mark!r} is of no known family: its tokens hold a mark "
+                f"that its texts do not, so they have no exact bytes; expected {_FAMILIES}"
             )
     normal = list(leaves(component(rust.normalizer, name)))
     pre = list(leaves(component(rust.pre_tokenizer, name)))

@@ -261,7 +261,7 @@ def _wrap(tokenizer: Tokenizer, chat_template: str | None, **names: str) -> PreT
     return wrapped
 
 
-_BUILDERS = {
+BUILDERS = {
     "gpt2": _gpt2,
     "llama3": _llama3,
     "qwen2": _qwen2,
@@ -272,9 +272,9 @@ _BUILDERS = {
     "lowercase": _lowercase,
     "added": _added,
 }
-NAMES = tuple(_BUILDERS)
+NAMES = tuple(BUILDERS)
 # One token per byte and no merges: every tokenization is the only one, so models that share it share it exactly.
-_BUILDERS["bytes"] = lambda: _wrap(_byte_level(["<|endoftext|>"], merges=0), None, eos_token="<|endoftext|>")
+BUILDERS["bytes"] = lambda: _wrap(_byte_level(["<|endoftext|>"], merges=0), None, eos_token="<|endoftext|>")
 
 # Ids beside the tokenizer's own EOS that end a text, as a generation config lists them.
 EXTRA_EOS = {"llama3": ("<|end_of_text|>",), "qwen2": ("<|endoftext|>",), "gemma": ("<end_of_turn>",)}
@@ -283,7 +283,7 @@ EXTRA_EOS = {"llama3": ("<|end_of_text|>",), "qwen2": ("<|endoftext|>",), "gemma
 @cache
 def build(name: str) -> PreTrainedTokenizerFast:
     """The tokenizer called `name`, one object per process: do not change it."""
-    return _BUILDERS[name]()
+    return BUILDERS[name]()
 
 
 def eos_ids(name: str) -> list[int]:

@@ -51,7 +51,7 @@ def test_no_dummy_prefix_space(name):
 
 @pytest.mark.parametrize("name", tiny.NAMES)
 def test_the_callers_tokenizer_is_left_as_it_was(name):
-    tokenizer = tiny._BUILDERS[name]()
+    tokenizer = tiny.BUILDERS[name]()
     before, prompt = tokenizer.backend_tokenizer.to_str(), tokenizer("a </s> b<|im_end|>").input_ids
     ModelVocab.build(tokenizer, eos_ids=tiny.eos_ids(name)).encode(b"a </s> b")
     assert tokenizer.backend_tokenizer.to_str() == before
@@ -256,7 +256,7 @@ def test_case_13_padded_heads_of_one_tokenizer_have_the_same_ids_for_every_candi
     assert padded.exact_id[0].tolist() == padded.exact_id[1].tolist()
     assert padded.piece_id[0].tolist() == padded.piece_id[1].tolist()
     assert (padded.to_cid[1][size:] == -1).all()
-    other = tiny._BUILDERS["qwen2"]()
+    other = tiny.BUILDERS["qwen2"]()
     other.add_tokens(["<one more>"])
     longer = AlignedVocab.build([tokenizer, other], sizes=[size + 5, size + 100], **kw)
     assert longer.exact_id[0][longer.cid_of(b"<one more>")] == -1

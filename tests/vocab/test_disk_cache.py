@@ -73,7 +73,7 @@ def test_another_head_or_other_eos_ids_are_another_entry(tmp_path, aligned_anew,
 
 
 def test_an_added_token_and_another_size_are_another_entry():
-    one, other = tiny._BUILDERS["gpt2"](), tiny._BUILDERS["gpt2"]()
+    one, other = tiny.BUILDERS["gpt2"](), tiny.BUILDERS["gpt2"]()
     assert ModelVocab.build(one).fingerprint() == ModelVocab.build(other).fingerprint()
     other.add_tokens(["<x>"])
     assert ModelVocab.build(one).fingerprint() != ModelVocab.build(other).fingerprint()

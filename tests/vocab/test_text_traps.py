@@ -82,7 +82,7 @@ def test_a_merge_at_the_end_may_change_every_token_before_it(length):
 @pytest.mark.parametrize("length", [20, 150])
 def test_an_added_token_longer_than_the_first_window(length):
     """Its last character arrives long after the place from which a shorter token would be re-read."""
-    tokenizer = tiny._BUILDERS["gemma"]()
+    tokenizer = tiny.BUILDERS["gemma"]()
     rule = "<" + "=" * length + ">"
     tokenizer.add_tokens([rule])
     vocab = ModelVocab.build(tokenizer)

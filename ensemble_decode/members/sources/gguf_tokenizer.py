@@ -9,6 +9,7 @@ runs of spaces, anything outside the byte alphabet). They are put back here.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,6 @@ _GPT2 = frozenset(
     {"gpt-2", "phi-2", "mpt", "olmo", "jais", "roberta-bpe", "jina-es", "jina-de", "gigachat", "trillion"}
 )
 _CONTROL, _USER_DEFINED = 3, 4  # GGUF's numbers of the types of tokens
-_MARKER = "▁"
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,7 @@ def load_gguf_tokenizer(path: Path, file: FileTokenizer) -> tuple[Any, list[str]
 
     Returns:
         The tokenizer, and warnings about it: where the pre-tokenizer is not known here, ids may differ from the
-            original
-        tokenizer's.
+        original tokenizer's.
     """
     from transformers import AutoTokenizer
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
@@ -159,7 +158,8 @@ def differing_tokens(tokenizer: Any, file: FileTokenizer) -> list[int]:
         Sorted ids whose text, or whose being matched whole, differs.
     """
     backend = tokenizer.backend_tokenizer
-    built = {index: token for token, index in backend.get_vocab().items()}
+    built = backend.get_vocab()
+    holders = Counter(built.values())  # where a vocabulary has gaps, transformers may give an id to two tokens
     known = backend.get_added_tokens_decoder()
     added = file.added()
     different = []
@@ -167,7 +167,7 @@ def differing_tokens(tokenizer: Any, file: FileTokenizer) -> list[int]:
         if index in added:
             same = index in known and known[index].content == token and known[index].special == added[index]
         else:
-            same = built.get(index) == _spelled(token, file)
+            same = built.get(_spelled(token, file)) == index and holders[index] == 1
         if not same:
             different.append(index)
     return different

@@ -18,9 +18,11 @@ _REVISION = re.compile(r"[\w./-]+")
 class ModelSpec:
     """One model as named by the user.
 
-    ``kind`` says how ``location`` is read: ``"hub"``: a repository id; ``"folder"``: a folder that ``save_pretrained``
-    wrote; ``"gguf"``: a GGUF file; ``"demo"``: a name of the catalogue of demo models. ``revision`` is set for
-    ``"hub"`` alone.
+    Attributes:
+        kind: How ``location`` is read. ``"hub"``: a repository id; ``"folder"``: a folder that ``save_pretrained``
+            wrote; ``"gguf"``: a GGUF file; ``"demo"``: a name of the catalogue of demo models.
+        location: The id, path or name.
+        revision: Branch, tag or commit, for ``"hub"`` alone.
     """
 
     kind: Literal["hub", "folder", "gguf", "demo"]
@@ -38,10 +40,14 @@ class ModelSpec:
 
 
 def parse_spec(spec: "str | os.PathLike[str] | ModelSpec", revision: str | None = None) -> ModelSpec:
-    """Read a model's name: ``demo:NAME``, a path to a folder or a ``.gguf`` file, or ``ID[@REVISION]`` on the hub.
+    """Read a model's name. A path that exists is taken before a hub id of the same spelling.
 
-    A path that exists is taken before a hub id of the same spelling. Raises ``InputError`` where the name fits nothing,
-    and where a revision is given for something that has none.
+    Args:
+        spec: ``demo:NAME``, a path to a folder or a ``.gguf`` file, or ``ID[@REVISION]`` on the hub.
+        revision: Branch, tag or commit of a hub id, where the name does not hold it.
+
+    Raises:
+        InputError: The name fits nothing, or a revision is given for something that has none.
     """
     if isinstance(spec, ModelSpec):
         return spec

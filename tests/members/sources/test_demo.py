@@ -273,7 +273,7 @@ def test_failing_write_is_one_error_and_leaves_no_model(home, model, server):
 
 def test_full_disk_seen_by_pip_is_named(known):
     said = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
-    assert "is full" in demo._explain(known.parts[0], said)
+    assert "is full" in demo.why_pip_failed(known.parts[0], said)
 
 
 def test_unreachable_index_is_named(home, known, monkeypatch):

@@ -151,8 +151,10 @@ TEXTS = [
 @pytest.mark.real
 def test_demo_weights_equal_the_files_dequantized(demo_files):
     picked = {
-        "smollm2": {"blk.7.ffn_down.weight": "model.layers.7.mlp.down_proj.weight",
-        "token_embd.weight": "model.embed_tokens.weight"},
+        "smollm2": {
+            "blk.7.ffn_down.weight": "model.layers.7.mlp.down_proj.weight",
+            "token_embd.weight": "model.embed_tokens.weight",
+        },
         "gemma3": {
             "blk.3.attn_q.weight": "model.layers.3.self_attn.q_proj.weight",
             "blk.5.ffn_down.weight": "model.layers.5.mlp.down_proj.weight",
@@ -162,7 +164,7 @@ def test_demo_weights_equal_the_files_dequantized(demo_files):
     for name, tensors in picked.items():
         path, folder = demo_files[name]
         saved = load_file(folder / "model.safetensors")
-        with gguf_convert._read_once(path) as reader:
+        with gguf_convert.read_once(path) as reader:
             stored = {tensor.name: tensor for tensor in reader.tensors}
         for theirs, ours in tensors.items():
             tensor = stored[theirs]
