@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ensemble_decode.kernels import dispatch
+from ensemble_decode.kernels import dispatch, triton_
 
 from ensemble_decode import kernels
 
@@ -60,8 +60,9 @@ def test_a_difference_ends_it(script, capsys, monkeypatch):
     assert "topk_stats: V=111" in capsys.readouterr().out
 
 
-def test_every_operator_is_checked(checks):
-    assert set(dispatch.OPERATORS) | {"sampling"} == set(checks.CHECKS)
+def test_every_operator_of_triton_is_checked(checks):
+    assert set(triton_.implements) | {"sampling"} == set(checks.CHECKS)
+    assert set(triton_.implements) <= set(dispatch.OPERATORS)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_equals_the_oracle_on_any_prompt(prompt, names, length, threshold, rate)
 
 
 @pytest.mark.parametrize(
-    "sampling", [ed.Sampling(), ed.Sampling(temperature=1.0, top_k=30, seed=4)], ids=["greedy", "sampled"]
+    "sampling", [ed.Sampling(), ed.Sampling(temperature=1.0, top_k=30, seed=8)], ids=["greedy", "sampled"]
 )
 def test_batch_equals_solo(sampling):
     """Rows that lose models, end and are replaced at different times, each as if alone; streams join to the same
